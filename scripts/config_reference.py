@@ -23,7 +23,7 @@ from config_reference_text import (
     OF_SEVERAL,
 )
 
-from verl_atgrpo.lab.json_schema import argument_docstrings
+from verl_atgrpo.lab.json_schema import field_docstrings, option_docstrings
 from verl_atgrpo.play import registry
 from verl_atgrpo.train.config.kinds import words
 from verl_atgrpo.train.config.schema import (
@@ -181,13 +181,14 @@ def environment_sections() -> Iterator[str]:
 
 
 def documented(cls: type) -> bool:
-    """Returns whether the constructor is a class's own; a form for a single agent has that of its team."""
-    return bool(argument_docstrings(cls.__init__))
+    """Returns whether the class has options of its own; the form for a single agent says nothing of its team's."""
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    return "__dataclass_fields__" not in vars(owner) or bool(field_docstrings(owner))
 
 
 def option_rows(cls: type) -> Iterator[str]:
     """Yields the arguments of an environment's constructor."""
-    texts = argument_docstrings(cls.__init__)
+    texts = option_docstrings(cls)
     hints = typing.get_type_hints(cls.__init__, include_extras=True)
     for name, parameter in inspect.signature(cls).parameters.items():
         if name not in texts:

@@ -7,22 +7,22 @@ programs run only in the sandbox.
 from __future__ import annotations
 
 import asyncio
-import functools
 import pprint
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, Team
+from verl_atgrpo import Message, Outcome, Score, Split, Team
 from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.environments.code.replies import parse_test
-from verl_atgrpo.environments.common.options import Turns, check_isolation, checked_options
+from verl_atgrpo.environments.common.options import Turns, check_isolation, option_error, with_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import extract_python
-from verl_atgrpo.environments.common.workflow import chat, fixed_options, once
+from verl_atgrpo.environments.common.workflow import chat, once
 from verl_atgrpo.play.environment import RowDefect
 from verl_atgrpo.play.quoting import quoted
 from verl_atgrpo.sandbox.runner import Limits
@@ -48,54 +48,42 @@ class State:
         return self.verdict is not None and all(self.verdict.passed)
 
 
+@with_options
 class Code(DataSetEnvironment[Problem]):
     """A coder and a tester work in parallel until the program passes the test, for up to `max_turns` turns."""
 
     agents: ClassVar[tuple[str, ...]] = ("coder", "tester")
 
-    @checked_options
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        max_turns: Turns = 4,
-        max_tests: Tests = 20,
-        tester_reward: Literal["golden", "format"] = "golden",
-        cpu_seconds: Annotated[int, Ge(1), Le(3600)] = 2,
-        memory_mb: Annotated[int, Ge(64), Le(1_000_000)] = 256,
-        require_isolation: bool | None = None,
-        val_max_tests: Tests | None = None,
-    ) -> None:
-        """Reads the data sets.
+    train: object = None
+    """Training tasks, with `format`."""
+    val: object = None
+    """Validation tasks, likewise."""
+    max_turns: Turns = 4
+    """Most turns of an episode."""
+    max_tests: Tests = 20
+    """Golden tests per training task, the first ones."""
+    tester_reward: Literal["golden", "format"] = "golden"
+    """`golden`: .2 for a test in the agreed format and .8 if the data's solution passes it. `format`: only the .2, for
+    data without solutions."""
+    cpu_seconds: Annotated[int, Ge(1), Le(3600)] = 2
+    """CPU time for one test (of a function: for all); at most four times that, and two seconds, may pass."""
+    memory_mb: Annotated[int, Ge(64), Le(1_000_000)] = 256
+    """Address space of a program, in MiB."""
+    require_isolation: bool | None = None
+    """True refuses machines below level `namespaces`; null those where programs could change the golden tests
+    (docs/sandbox.md); false none."""
+    val_max_tests: Tests | None = None
+    """The same for validation; null: all."""
 
-        Args:
-            train: training tasks, with `format`.
-            val: validation tasks, likewise.
-            max_turns: most turns of an episode.
-            max_tests: golden tests per training task, the first ones.
-            tester_reward: `golden`: .2 for a test in the agreed format and .8 if the data's solution passes it.
-                `format`: only the .2, for data without solutions.
-            cpu_seconds: CPU time for one test (of a function: for all); at most four times that, and two
-                seconds, may pass.
-            memory_mb: address space of a program, in MiB.
-            require_isolation: true refuses machines below level `namespaces`; null those where programs could change
-                the golden tests (docs/sandbox.md); false none.
-            val_max_tests: the same for validation; null: all.
-
-        Raises:
-            EnvironmentConfigError: an option is invalid, data cannot be read, or programs cannot be run as required.
-        """
-        check_isolation(require_isolation)
-        most: dict[Split, int | None] = {"train": max_tests, "val": val_max_tests}
-        self.read_tasks(train, val, lambda split, section, where: read_problems(section, where, most[split]))
-        if tester_reward == "golden" and not any(problem.solution for problem in self._tasks["train"]):
-            raise EnvironmentConfigError(
-                "at_grpo.environment.tester_reward='golden': the data of train have no solutions; use format"
-            )
-        self._max_turns = max_turns
-        self._asks_solution = tester_reward == "golden"
+    def __post_init__(self) -> None:
+        check_isolation(self.require_isolation)
+        most: dict[Split, int | None] = {"train": self.max_tests, "val": self.val_max_tests}
+        self.read_tasks(lambda split, section, where: read_problems(section, where, most[split]))
+        if self.tester_reward == "golden" and not any(problem.solution for problem in self._tasks["train"]):
+            raise option_error("tester_reward='golden': the data of train have no solutions; use format")
         # Generous wall-clock limit: scores must not depend on the machine's load. Golden output may be long.
-        self._limits = Limits(cpu_seconds, 4.0 * cpu_seconds + 2, memory_mb, output_bytes=1 << 20)
+        wall_seconds = 4.0 * self.cpu_seconds + 2
+        self._limits = Limits(self.cpu_seconds, wall_seconds, self.memory_mb, output_bytes=1 << 20)
 
     def fingerprint(self, task: Problem) -> str:
         """Returns the statement without whitespace and case differences."""
@@ -121,14 +109,10 @@ class Code(DataSetEnvironment[Problem]):
         judged = self.judged(task)
         state = State(task)
         turns = 0
-        while turns < self._max_turns and not state.agreed:
+        while turns < self.max_turns and not state.agreed:
             program, test = await asyncio.gather(
-                team.coder.act(
-                    functools.partial(self.coder_prompt, state), functools.partial(self.score_program, judged)
-                ),
-                team.tester.act(
-                    functools.partial(self.tester_prompt, state), functools.partial(self.score_test, task)
-                ),
+                team.coder.act(partial(self.coder_prompt, state), partial(self.score_program, judged)),
+                team.tester.act(partial(self.tester_prompt, state), partial(self.score_test, task)),
             )
             state = await self._next(state, program.text, test.text)
             turns += 1
@@ -157,7 +141,7 @@ class Code(DataSetEnvironment[Problem]):
         It has no team part: a test alone does not change the program.
         """
         test = parse_test(reply, problem)
-        if test is None or not self._asks_solution or problem.solution is None:
+        if test is None or self.tester_reward == "format" or problem.solution is None:
             return Score(local=0.2 * (test is not None))
         verdict = await judge(problem, problem.solution, [test], self._limits)
         return Score(local=0.2 + 0.8 * verdict.fraction)
@@ -194,7 +178,7 @@ class Code(DataSetEnvironment[Problem]):
         )
 
 
-@fixed_options(tester_reward="format")
+@with_options
 class SingleCode(Code):
     """One agent writes programs, sees its last one, and stops when it repeats it (the paper's single agent).
 
@@ -202,15 +186,15 @@ class SingleCode(Code):
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
+    tester_reward: Literal["golden", "format"] = field(default="format", init=False)
 
     async def run(self, task: Problem, team: Team) -> Outcome:
         """Plays one episode; success means that the last program passes all golden tests."""
         judged = self.judged(task)
         program: str | None = None
         turns, repeated = 0, False
-        while turns < self._max_turns and not repeated:
-            asked = functools.partial(self.prompt, task, program)
-            reply = await team.solo.act(asked, functools.partial(self.score_program, judged))
+        while turns < self.max_turns and not repeated:
+            reply = await team.solo.act(partial(self.prompt, task, program), partial(self.score_program, judged))
             written = extract_python(reply.text)
             # A reply that does not parse keeps the last program.
             repeated, program = written is not None and written == program, program if written is None else written

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem, Test
+from verl_atgrpo.environments.common.options import option_error
 from verl_atgrpo.environments.common.records import Record, read_records
 
 _MOST_DIGITS = 4300
@@ -56,12 +56,11 @@ def read_problems(source: object, option: str, max_tests: int | None = None) -> 
 
     Raises EnvironmentConfigError if the option is malformed, the data cannot be read or are of another format.
     """
-    where = f"at_grpo.environment.{option}"
     if not isinstance(source, Mapping):
-        raise EnvironmentConfigError(f"{where}={source!r}: a section with path: <file or data set> and format:")
+        raise option_error(f"{option}={source!r}: a section with path: <file or data set> and format:")
     name = source.get("format")
     if not isinstance(name, str) or name not in FORMATS:
-        raise EnvironmentConfigError(f"{where}.format={name!r}: use {', '.join(FORMATS)}")
+        raise option_error(f"{option}.format={name!r}: use {', '.join(FORMATS)}")
     form = FORMATS[name]
     columns = {column: column for column in form.columns + form.optional}
     rows = read_records({k: v for k, v in source.items() if k != "format"}, option, columns, form.optional)
@@ -72,13 +71,13 @@ def read_problems(source: object, option: str, max_tests: int | None = None) -> 
         except _Unusable:
             continue
         except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError) as error:
-            raise EnvironmentConfigError(
-                f"{where}.format={name}: row {index} of {source['path']!r} is not of this format: "
+            raise option_error(
+                f"{option}.format={name}: row {index} of {source['path']!r} is not of this format: "
                 f"{type(error).__name__}: {error}"
             ) from error
         problems.append(replace(problem, tests=problem.tests[:max_tests]))
     if not problems:
-        raise EnvironmentConfigError(f"{where}.path={source['path']!r}: no row has a test that can be run")
+        raise option_error(f"{option}.path={source['path']!r}: no row has a test that can be run")
     return tuple(problems)
 
 
@@ -197,14 +196,15 @@ def _humaneval(row: Record) -> Problem:
         row["entry_point"],
         setup=setup,
         solution=None if solution is None else prompt + solution,
-        given=_helpers(prompt, row["entry_point"]),
+        # What it has besides the function to write: imports, and functions that it may call.
+        given=_without(prompt, lambda node: isinstance(node, ast.FunctionDef) and node.name == row["entry_point"]),
     )
 
 
-def _helpers(prompt: str, entry_point: str) -> str:
-    """Returns what HumanEval's prompt has besides the function to write: imports, and functions that it may call."""
-    tree = ast.parse(prompt)
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == entry_point)]
+def _without(code: str, drops: Callable[[ast.stmt], bool]) -> str:
+    """Returns code without some of the statements at its top level."""
+    tree = ast.parse(code)
+    tree.body = [statement for statement in tree.body if not drops(statement)]
     return ast.unparse(tree)
 
 
@@ -229,13 +229,6 @@ def _defined(tests: Sequence[Asserts], setup: str, entry_point: str) -> tuple[Te
     if used - known:
         raise _Unusable
     return _usable(tests)
-
-
-def _imports(code: str) -> str:
-    """Returns the imports at the top level of code."""
-    tree = ast.parse(code)
-    tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    return ast.unparse(tree)
 
 
 def _asserts_of_check(code: str) -> tuple[list[Asserts], str]:
@@ -267,7 +260,8 @@ def _mbpp(row: Record) -> Problem:
     name = functions[-1].name
     starter = f"def {name}({ast.unparse(functions[-1].args)}):"
     tests = _defined([Asserts(test) for test in row["test_list"]], setup, name)
-    return Problem(statement, tests, name, starter=starter, setup=setup, solution=code, given=_imports(setup))
+    imports = _without(setup, lambda node: not isinstance(node, (ast.Import, ast.ImportFrom)))
+    return Problem(statement, tests, name, starter=starter, setup=setup, solution=code, given=imports)
 
 
 FORMATS = {

@@ -11,15 +11,18 @@ levels programs can read whatever their user can (docs/sandbox.md), so data sets
 from __future__ import annotations
 
 import asyncio
+import builtins
+import functools
+import importlib
 import inspect
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_atgrpo.environments.code import function_harness
 from verl_atgrpo.environments.code.function_harness import pack
-from verl_atgrpo.environments.code.given import contest_names
 from verl_atgrpo.environments.code.outputs import same_output
 from verl_atgrpo.environments.common.running import BUILT, runnable
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
@@ -30,6 +33,22 @@ _LONGER = 8
 """Bytes of output that a program may print for each expected one, as numbers have several forms."""
 _OF_A_TEST = 64
 """Bytes that the report of a function's test has, besides what is shown."""
+# Later ones win, as in the graders; `typing` comes first, so that `Counter` is the one of `collections`.
+_STARS = (
+    *("typing", "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json"),
+)
+_MODULES = (*_STARS, "time", "fractions")
+_WORD = re.compile(r"[^\W\d]\w*")
+_DEEP = """
+import resource, sys
+sys.setrecursionlimit(50_000)
+getattr(sys, "set_int_max_str_digits", id)(50_000)
+_hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+resource.setrlimit(resource.RLIMIT_STACK, (64 << 20 if _hard < 0 else min(_hard, 64 << 20), _hard))
+del resource, sys, _hard
+"""
+"""LiveCodeBench's limits on recursion and digits, and a stack that has room for such recursion in C as well."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,7 @@ class Problem:
     given: str = ""
     """Trusted code that runs before a program, in its namespace: what the data set's grader gives."""
     contest: bool = False
-    """Whether programs have the names and limits that graders of contests give (`given.contest_names`)."""
+    """Whether programs have the names and limits that graders of contests give (`contest_names`)."""
     by_words: bool = False
     """Whether lines of output do not count, as in `outputs.same_output`."""
 
@@ -174,3 +193,30 @@ async def _judge_function(
         passed=tuple(passed for passed, _, _ in results) + (False,) * missing,
         shown=tuple(shown for _, _, shown in results) + (_ending(run) or "(no result)",) * missing,
     )
+
+
+# ------------------------------------------------------------------ names of contests
+
+
+def contest_names(program: str, entry_point: str | None) -> str:
+    """Returns the code that gives a program what graders of contests give: names, except its own, and deep recursion.
+
+    LiveCodeBench's grader and verl's `prime_code` put star imports before a program, APPS's its own imports. All of
+    them are given here but numpy, which the sandbox lacks. Only the imports that a program's words call for are made:
+    all together cost more time than many programs need.
+    """
+    wanted = (set(_WORD.findall(program)) & _statements().keys()) - {entry_point}
+    return _DEEP + "\n".join(_statements()[name] for name in sorted(wanted))
+
+
+@functools.cache
+def _statements() -> dict[str, str]:
+    """Returns name -> the statement that imports it."""
+    statements = {}
+    for name in _STARS:
+        module = importlib.import_module(name)
+        for public in getattr(module, "__all__", None) or [key for key in dir(module) if key[0] != "_"]:
+            statements[public] = f"from {name} import {public}"
+    for name in dir(builtins):  # star imports of the graders end with these
+        statements.pop(name, None)
+    return statements | {name: f"import {name}" for name in _MODULES}

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from verl_atgrpo import Agent, Candidate, Environment, EnvironmentConfigError, Message, Outcome, Score, Team
-from verl_atgrpo.environments.common.options import check_isolation
+from verl_atgrpo import Agent, Candidate, Environment, Message, Outcome, Score, Team
+from verl_atgrpo.environments.common.options import check_isolation, option_error
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.running import runnable
 from verl_atgrpo.environments.common.workflow import Style, chat, once
@@ -28,7 +28,6 @@ class GameState(Protocol):
     @property
     def solved(self) -> bool:
         """Whether the task is solved, which ends the episode."""
-        ...
 
 
 State = TypeVar("State", bound=GameState)
@@ -53,43 +52,36 @@ class DraftingGame(Environment, Generic[State, Answer]):
 
     agents: ClassVar[tuple[str, ...]] = ("tool_user", "planner")
     max_turns: int
-    uses_python: bool
-    """Whether the tool user writes a program; otherwise it drafts an answer in the planner's format."""
+    tool: str
+    """`python` if the tool user writes a program; otherwise it drafts an answer in the planner's format."""
     style: Style
+    require_isolation: bool
     rules: str
     """System message of `full` prompts."""
     program_instruction: str
     examples: Sequence[Message] = ()
     """Messages of `full` prompts between the rules and the question."""
 
-    def set_form(
-        self, max_turns: int, tool: str, without_program: str, style: Style, require_isolation: bool = False
-    ) -> None:
-        """Sets the options that all such games have: number of turns, form of drafts and prompts.
+    def check_form(self, without_program: str) -> None:
+        """Raises EnvironmentConfigError for options that do not go together, or if programs cannot be run as required.
 
         Args:
-            max_turns: turns of an episode (T).
-            tool: `python` if the tool user writes a program, or the value of `without_program`.
             without_program: value of `tool` if the tool user drafts an answer itself.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
-            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
-
-        Raises EnvironmentConfigError for options that do not go together, or if programs cannot be run as required.
         """
-        if style == "compact" and tool == "python":
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.style=compact goes with tool: {without_program}, not python"
+        if self.style == "compact" and self.uses_python:
+            raise option_error(f"style=compact goes with tool: {without_program}, not python")
+        if self.uses_python:
+            check_isolation(self.require_isolation)
+        elif self.require_isolation:
+            raise option_error(
+                f"require_isolation={self.require_isolation} has no effect with tool: {self.tool}, which runs no "
+                "programs; remove it"
             )
-        if tool == "python":
-            check_isolation(require_isolation)
-        elif require_isolation:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.require_isolation={require_isolation} has no effect with tool: {tool}, "
-                "which runs no programs; remove it"
-            )
-        self.max_turns = max_turns
-        self.uses_python = tool == "python"
-        self.style = style
+
+    @property
+    def uses_python(self) -> bool:
+        """Whether the tool user writes a program."""
+        return self.tool == "python"
 
     # ------------------------------------------------------------------ the game
 
@@ -159,7 +151,11 @@ class DraftingGame(Environment, Generic[State, Answer]):
         effect = self.effect(state, draft.answer)
         if self.style == "compact":
             return chat(f"plan{self.shown(state)}\n{effect}")
-        program = quoted_program(draft) if self.uses_python else ""
+        program = ""
+        if self.uses_python:  # quoted, so that no line of the tool user parses as the planner's answer
+            printed = draft.output or "(nothing)"
+            wrote = f"A tool user wrote this:\n{shortened(draft.text, READ)}\nIt printed:\n{printed}\n"
+            program = quoted(wrote, 2 * READ)
         return self._dialogue(f"{self.shown(state)}\n{program}{effect}\n{self.ask(draft.answer)}")
 
     def _dialogue(self, question: str) -> list[Message]:
@@ -222,12 +218,3 @@ class SingleAgent(DraftingGame[State, Answer]):
     async def decide(self, state: State, team: Team) -> Candidate:
         """Returns the reply that is played in a turn."""
         return await team.solo.act(self.answer_prompt(state), functools.partial(self.score_reply, state))
-
-
-def quoted_program(draft: Draft[Answer]) -> str:
-    """Returns the part of the planner's prompt about a program: the reply that contains it, and its output.
-
-    Quoted, so that no line of the tool user parses as the planner's answer.
-    """
-    wrote = shortened(draft.text, READ)
-    return quoted(f"A tool user wrote this:\n{wrote}\nIt printed:\n{draft.output or '(nothing)'}\n", 2 * READ)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from verl_atgrpo import Agent, Candidate, EnvironmentConfigError, Score, stable_hash
 from verl_atgrpo.environments.common.replies import after_thoughts
@@ -31,32 +32,33 @@ _GRADE = re.compile(r"(?im)^[ \t*#]*grade[ \t*]*:[ \t*]*([0-9]{1,4})(?:[ \t]*/[ 
 _ORDER = re.compile(r"(?im)^[ \t*#]*order[ \t*]*:[ \t*]*([0-9][0-9, \t>]{0,400}?)[ \t.*]*$")
 
 
+@dataclass
 class EndpointJudge:
-    """A judge that an OpenAI-compatible server has; asked like an agent of the team, and never trained or recorded."""
+    """A judge that an OpenAI-compatible server has; asked like an agent of the team, and never trained or recorded.
 
-    def __init__(
-        self, source: str, *, temperature: float = 0.0, max_tokens: int = 1024, timeout: float = 300.0
-    ) -> None:
-        """Checks the source; the first request connects.
+    The first request connects. Raises EnvironmentConfigError if the source is no such URL, or the variable that it
+    names is not set.
+    """
 
-        Args:
-            source: `MODEL@http(s)://host/v1[#KEY_VARIABLE]`, as for `verl-atgrpo eval`; the environment variable has
-                the key.
-            temperature: that it answers at.
-            max_tokens: of a verdict.
-            timeout: seconds for one, with retries.
+    source: str
+    """`MODEL@http(s)://host/v1[#KEY_VARIABLE]`, as for `verl-atgrpo eval`; the environment variable has the key."""
+    _: KW_ONLY
+    temperature: float = 0.0
+    """That it answers at."""
+    max_tokens: int = 1024
+    """Of a verdict."""
+    timeout: float = 300.0
+    """Seconds for one, with retries."""
 
-        Raises EnvironmentConfigError if the source is no such URL, or the variable that it names is not set.
-        """
+    def __post_init__(self) -> None:
         try:
-            endpoint = RemoteModel.parse(source)
+            endpoint = RemoteModel.parse(self.source)
             if endpoint is None:
-                raise ValueError(f"{source!r} is no MODEL@http(s)://host/v1")
+                raise ValueError(f"{self.source!r} is no MODEL@http(s)://host/v1")
             endpoint.key()
         except ValueError as error:
             raise EnvironmentConfigError(f"a judge's endpoint: {error}") from error
-        self._endpoint, self._temperature = endpoint, temperature
-        self._max_tokens, self._timeout = max_tokens, timeout
+        self._endpoint = endpoint
         self._policy: RemotePolicy | None = None
 
     async def act(self, prompt: PromptSource, *, train: bool = False) -> Candidate:
@@ -78,10 +80,10 @@ class EndpointJudge:
         if self._policy is None:
             self._policy = RemotePolicy(
                 self._endpoint,
-                sampling={"temperature": self._temperature, "top_p": 1.0, "top_k": -1},
-                max_response_length=self._max_tokens,
+                sampling={"temperature": self.temperature, "top_p": 1.0, "top_k": -1},
+                max_response_length=self.max_tokens,
                 chat_template_kwargs={},
-                request_timeout=self._timeout,
+                request_timeout=self.timeout,
             )
         asked = self._policy.encode(as_messages(prompt() if callable(prompt) else prompt))
         return Candidate(await self._policy.generate("judge", asked, None), Score(), 0.0)
@@ -97,14 +99,8 @@ async def grade(judge: Agent | EndpointJudge, question: str, reply: str, rubric:
         rubric: what is looked at.
         points: the best grade; the worst is 0.
     """
-    ask = f"Think first. Then write the last line: Grade: and a whole number from 0 (worst) to {points} (best)."
-
-    def prompt() -> Prompt:
-        answer = f"An answer:\n{quoted(shortened(reply))}"
-        return chat("\n\n".join((question, answer, rubric, ask)), "You judge answers.")
-
-    verdict = await judge.act(prompt, train=False)
-    said = _GRADE.findall(after_thoughts(verdict.text))
+    ask = f"Grade: and a whole number from 0 (worst) to {points} (best)"
+    said = _GRADE.findall(await _verdict(judge, question, {"An answer": reply}, rubric, ask))
     given, of = said[-1] if said else ("0", "")
     return int(given) / points if int(given) <= points and of in ("", str(points)) else 0.0
 
@@ -126,16 +122,24 @@ async def rank(judge: Agent | EndpointJudge, question: str, replies: Sequence[st
     if len(shown) == 1:
         return [1.0] * len(replies)
     random.Random(stable_hash("rank", question, *shown)).shuffle(shown)
-    ask = f"Think first. Then write the last line: Order: and the numbers 1 to {len(shown)}, the best answer first."
-
-    def prompt() -> Prompt:
-        answers = [f"Answer {number}:\n{quoted(shortened(reply))}" for number, reply in enumerate(shown, 1)]
-        return chat("\n\n".join((question, *answers, rubric, ask)), "You judge answers.")
-
-    verdict = await judge.act(prompt, train=False)
-    said = _ORDER.findall(after_thoughts(verdict.text))
+    answers = {f"Answer {number}": reply for number, reply in enumerate(shown, 1)}
+    ask = f"Order: and the numbers 1 to {len(shown)}, the best answer first"
+    said = _ORDER.findall(await _verdict(judge, question, answers, rubric, ask))
     order = [int(number) for number in re.findall("[0-9]+", said[-1])] if said else []
     if sorted(order) != list(range(1, len(shown) + 1)):
         return [0.0] * len(replies)
     worth = {shown[number - 1]: 1 - place / (len(shown) - 1) for place, number in enumerate(order)}
     return [worth[reply] for reply in replies]
+
+
+async def _verdict(
+    judge: Agent | EndpointJudge, question: str, answers: Mapping[str, str], rubric: str, last_line: str
+) -> str:
+    """Returns what a judge says of answers, by the names that they have in its prompt."""
+    ask = f"Think first. Then write the last line: {last_line}."
+
+    def prompt() -> Prompt:
+        shown = [f"{name}:\n{quoted(shortened(reply))}" for name, reply in answers.items()]
+        return chat("\n\n".join((question, *shown, rubric, ask)), "You judge answers.")
+
+    return after_thoughts((await judge.act(prompt, train=False)).text)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 WALL_SECONDS = 120.0
@@ -25,20 +26,16 @@ _EXCEEDED = -signal.SIGPROF
 """How a process ends that has exceeded its limits."""
 
 
+@dataclass
 class LimitedProcess:
     """A process that answers requests one after the other, started when first needed and again after it ended."""
 
-    def __init__(self, module: str) -> None:
-        """Prepares the process.
-
-        Args:
-            module: the one whose `main` calls `serve`.
-        """
-        self.module = module
-        self.process: subprocess.Popen[str] | None = None
-        """None until the first request, and after one that exceeded its limits."""
-        self._lock = threading.Lock()
-        self._owner = 0
+    module: str
+    """Its `main` calls `serve`."""
+    process: subprocess.Popen[str] | None = None
+    """None until the first request, and after one that exceeded its limits."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _owner: int = 0
 
     def ask(self, request: object) -> Any:
         """Returns the answer to a request, or None if it exceeded a limit; retried once if others killed the process.

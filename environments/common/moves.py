@@ -193,11 +193,9 @@ class MoveGame(DraftingGame[State, str]):
         """Returns where moves lead, as prompts of this style show it."""
 
     def parse(self, reply: str) -> str | None:
-        """Returns the moves in a reply of this environment's style, or None."""
         return parse_moves(reply, self.style, self.max_moves)
 
     def parse_printed(self, output: str) -> str | None:
-        """Returns the moves at the end of a program's output, or None."""
         return parse_printed(output, self.max_moves)
 
     def effect(self, state: State, draft: str | None) -> str:

@@ -8,19 +8,20 @@ import inspect
 import logging
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
+from typing_extensions import dataclass_transform
 
-from verl_atgrpo import EnvironmentConfigError
+from verl_atgrpo import Environment, EnvironmentConfigError
 from verl_atgrpo.sandbox import runner
 from verl_atgrpo.sandbox.launcher import LEVELS, users
 from verl_atgrpo.train.config.kinds import fits, words
 
 logger = logging.getLogger(__name__)
 
-Init = TypeVar("Init", bound=Callable[..., None])
+Kind = TypeVar("Kind", bound=type[Environment])
 Turns = Annotated[int, Ge(1), Le(1000)]
 """Turns of an episode, in each of which a prompt is made of the earlier ones."""
 Players = Annotated[int, Ge(1), Le(64)]
@@ -31,30 +32,40 @@ MATHEMATICS = ("sympy", "numpy")
 """Packages that programs for mathematics may import by default, if they are installed."""
 
 
+def option_error(text: str) -> EnvironmentConfigError:
+    """Returns the error of an option; `text` begins with its name, as in `size=3: ...`."""
+    return EnvironmentConfigError(f"at_grpo.environment.{text}")
+
+
 def check_installed(module: str, package: str, extra: str) -> None:
     """Raises EnvironmentConfigError if a package that an environment needs is not installed."""
     if importlib.util.find_spec(module) is None:
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.name: {package} is not installed: pip install 'verl-atgrpo[{extra}]'"
-        )
+        raise option_error(f"name: {package} is not installed: pip install 'verl-atgrpo[{extra}]'")
 
 
-def checked_options(init: Init) -> Init:
-    """Decorates a constructor: an argument that does not fit its annotation raises EnvironmentConfigError.
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+def with_options(cls: Kind) -> Kind:
+    """Decorates an environment whose fields are its options; a value that does not fit its field's type is refused.
 
-    The annotations are those of `config.kinds`, with bounds; docs/configuration.md prints them.
+    It is a dataclass: `__post_init__` checks what types cannot say, and raises EnvironmentConfigError as well. The
+    types are those of `config.kinds`, with bounds; docs/configuration.md prints them and the fields' docstrings. A
+    single agent takes its team's options except those of agents that it has not: these are fields with `init=False`.
     """
+    dataclass(eq=False, repr=False)(cls)
+    init: Callable[..., None] = cls.__init__
     signature = inspect.signature(init)
+    hints = typing.get_type_hints(cls, include_extras=True)
 
     @functools.wraps(init)
     def checked(*args: Any, **options: Any) -> None:
-        hints = typing.get_type_hints(init, include_extras=True)
         for name, value in signature.bind(*args, **options).arguments.items():
-            if name in hints and not fits(hints[name], value):
-                raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: {words(hints[name])}")
+            if name != "self" and not fits(hints[name], value):
+                raise option_error(f"{name}={value!r}: {words(hints[name])}")
         init(*args, **options)
 
-    return typing.cast(Init, checked)
+    checked.__annotations__ = {name: hints[name] for name in signature.parameters if name != "self"}
+    cls.__init__ = checked  # type: ignore[method-assign]
+    return cls
 
 
 def check_isolation(require_isolation: bool | None) -> None:
@@ -75,16 +86,15 @@ def check_isolation(require_isolation: bool | None) -> None:
         ) from error
     log_isolation(level)
     if require_isolation and level != strongest:
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.require_isolation=true: programs run at level {level} here, not {strongest}; "
-            "let the job create user namespaces (docs/sandbox.md), or set it to false"
+        raise option_error(
+            f"require_isolation=true: programs run at level {level} here, not {strongest}; let the job create user "
+            "namespaces (docs/sandbox.md), or set it to false"
         )
 
     if require_isolation is None and level in ("seccomp", "rlimits") and not users():
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.require_isolation=null: programs run at level {level} here, where they can read and "
-            "change the golden tests in this job's memory; see docs/sandbox.md for a stronger level, or set it to "
-            "false"
+        raise option_error(
+            f"require_isolation=null: programs run at level {level} here, where they can read and change the golden "
+            "tests in this job's memory; see docs/sandbox.md for a stronger level, or set it to false"
         )
 
 
@@ -100,12 +110,12 @@ def check_libraries(libraries: Sequence[str] | None, limits: runner.Limits) -> t
     limits = replace(limits, wall_seconds=600.0)  # a busy machine must not change the prompts
     if libraries is None:
         return tuple(name for name in MATHEMATICS if not runner.importable(name, limits))
-    where = f"at_grpo.environment.libraries={libraries!r}"
+    where = f"libraries={libraries!r}"
     for name in libraries:
         if not name.isidentifier():
-            raise EnvironmentConfigError(f"{where}: {name!r} is not the name of a package")
+            raise option_error(f"{where}: {name!r} is not the name of a package")
         if why := runner.importable(name, limits):
-            raise EnvironmentConfigError(f"{where}: programs cannot import {name}: {why}; install it or leave it out")
+            raise option_error(f"{where}: programs cannot import {name}: {why}; install it or leave it out")
     return tuple(libraries)
 
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from pydantic import TypeAdapter
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Split
+from verl_atgrpo.environments.common.options import option_error
 from verl_atgrpo.files import FileError, bounded, check_file, parse
 
 Task = TypeVar("Task")
@@ -50,27 +51,26 @@ def read_records(
     Raises EnvironmentConfigError, on the first row, if the option is malformed, the data cannot be read, or a column
     is missing.
     """
-    where = f"at_grpo.environment.{option}"
     if not isinstance(source, Mapping) or not isinstance(source.get("path"), str):
-        raise EnvironmentConfigError(f"{where}={source!r}: a section with path: <file or data set>")
+        raise option_error(f"{option}={source!r}: a section with path: <file or data set>")
     for key in source:
         if key not in _KEYS:
-            raise EnvironmentConfigError(f"{where}.{key} is not a known key: use one of {', '.join(_KEYS)}")
+            raise option_error(f"{option}.{key} is not a known key: use one of {', '.join(_KEYS)}")
     given = source.get("columns") or {}
     for name in given:
         if name not in columns:
-            raise EnvironmentConfigError(f"{where}.columns.{name} is not a column here: use {', '.join(columns)}")
+            raise option_error(f"{option}.columns.{name} is not a column here: use {', '.join(columns)}")
     names, path = {**columns, **given}, source["path"]
     try:
-        found, rows = _open(source, where)
+        found, rows = _open(source, option)
         if not found:
-            raise EnvironmentConfigError(f"{where}.path={path!r}: it has no rows")
+            raise option_error(f"{option}.path={path!r}: it has no rows")
         parts = {ours: _parts(theirs, found) for ours, theirs in names.items()}
         needed = {ours: own for ours, own in parts.items() if ours in given or ours not in optional}
 
         def missing(ours: str, known: Iterable[str]) -> EnvironmentConfigError:
-            return EnvironmentConfigError(
-                f"{where}.columns.{ours}={names[ours]!r}: {path!r} has no such column; it has {', '.join(known)}"
+            return option_error(
+                f"{option}.columns.{ours}={names[ours]!r}: {path!r} has no such column; it has {', '.join(known)}"
             )
 
         for ours, own in needed.items():
@@ -90,8 +90,8 @@ def read_records(
         raise
     except (OSError, ValueError, EOFError, zlib.error, RuntimeError) as error:  # datasets: RuntimeError for scripts
         known = f"a file {', '.join(_JSON + _TABLE)}, here or as hf://datasets/..., or a data set on the hub"
-        message = f"{where}.path={path!r} cannot be read as {known}: {' '.join(str(error).split())}"
-        raise EnvironmentConfigError(message) from error
+        message = f"{option}.path={path!r} cannot be read as {known}: {' '.join(str(error).split())}"
+        raise option_error(message) from error
 
 
 def _parts(name: str, found: Sequence[str]) -> tuple[str, ...]:
@@ -117,34 +117,33 @@ def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
     given = {str(name): section for name, section in source.items() if section is not None}
     if not any(isinstance(section, Mapping) for name, section in given.items() if name != "columns"):
         return {"": (option, given)}
-    where = f"at_grpo.environment.{option}"
     for name, section in given.items():
         if not isinstance(section, Mapping):
             others = ", ".join(other for other, value in given.items() if isinstance(value, Mapping))
-            raise EnvironmentConfigError(
-                f"{where}.{name}={section!r} is beside the named data sets {others}: name it as well, or set "
-                "those to null"
+            raise option_error(
+                f"{option}.{name}={section!r} is beside the named data sets {others}: name it as well, or set those "
+                "to null"
             )
         if not re.fullmatch(r"[\w.-]+", name):
-            raise EnvironmentConfigError(f"{where}.{name}: a data set's name has letters, digits, '.', '_' and '-'")
+            raise option_error(f"{option}.{name}: a data set's name has letters, digits, '.', '_' and '-'")
     return {name: (f"{option}.{name}", section) for name, section in given.items()}
 
 
 class DataSetEnvironment(Environment, Generic[Task]):
     """An environment whose tasks are the rows of data sets."""
 
-    def read_tasks(self, train: object, val: object, read: Callable[[Split, object, str], Sequence[Task]]) -> None:
-        """Reads the tasks of both splits, each from one data set or several named ones.
+    train: object
+    val: object
+
+    def read_tasks(self, read: Callable[[Split, object, str], Sequence[Task]]) -> None:
+        """Reads the tasks of both splits from the options `train` and `val`, each a data set or several named ones.
 
         Args:
-            train: the option of this name.
-            val: the option of this name.
-            read: returns the tasks of a data set; called with the split, the section and the section's path in the
-                options for messages.
+            read: split, section of a data set and its path in the options -> its tasks.
         """
         self._tasks: dict[Split, tuple[Task, ...]] = {}
         self._data_sets: dict[Split, dict[str, int]] = {}
-        sources: tuple[tuple[Split, object], ...] = ("train", train), ("val", val)
+        sources: tuple[tuple[Split, object], ...] = ("train", self.train), ("val", self.val)
         for split, source in sources:
             parts = data_sets(source, split).items()
             tasks = {name: read(split, section, where) for name, (where, section) in parts}
@@ -164,18 +163,18 @@ class DataSetEnvironment(Environment, Generic[Task]):
         return self._data_sets[split]
 
 
-def _open(source: Mapping[str, Any], where: str) -> Rows:
+def _open(source: Mapping[str, Any], option: str) -> Rows:
     path = source["path"]
     if path.endswith(_JSON + _TABLE):
         for key in ("split", "subset"):
             if source.get(key) is not None:
-                raise EnvironmentConfigError(f"{where}.{key}={source[key]!r} has no effect on a file: remove it")
+                raise option_error(f"{option}.{key}={source[key]!r} has no effect on a file: remove it")
         local = _fetched(path)
         return _open_table(local) if path.endswith(_TABLE) else _open_json(local)
     import datasets
 
     if source.get("split") is None:
-        raise EnvironmentConfigError(f"{where}.split is missing: name the split of the data set {path!r}")
+        raise option_error(f"{option}.split is missing: name the split of the data set {path!r}")
     data = datasets.load_dataset(path, source.get("subset"), split=source["split"])
     return data.column_names if len(data) else (), data.select_columns
 
@@ -201,7 +200,12 @@ def _open_json(path: Path) -> Rows:
             # Binary lines end only at \n: texts may contain other line separators.
             for number, line in bounded(file, path, _LONGEST):
                 if number == 1 and line.lstrip().startswith(b"["):
-                    yield from _listed(line + file.read(_LONGEST + 1), path)
+                    text = line + file.read(_LONGEST + 1)
+                    if len(text) > _LONGEST:
+                        raise FileError(
+                            f"{path}: a list of more than {_LONGEST:,} bytes; write one row a line (.jsonl)"
+                        )
+                    yield from parse(text, _ROWS, "a list of rows of a data set", path)
                     return
                 if line.strip():
                     yield parse(line, _RECORD, "a row of a data set", path, number)
@@ -209,12 +213,6 @@ def _open_json(path: Path) -> Rows:
     rows = parsed()
     first = next(rows, {})
     return list(first), lambda _: chain([first], rows)
-
-
-def _listed(text: bytes, path: Path) -> list[Record]:
-    if len(text) > _LONGEST:
-        raise FileError(f"{path}: a list of more than {_LONGEST:,} bytes; write one row a line (.jsonl)")
-    return parse(text, _ROWS, "a list of rows of a data set", path)
 
 
 def _open_table(path: Path) -> Rows:

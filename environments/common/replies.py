@@ -144,6 +144,16 @@ def closing_brace(text: str, start: int, longest: int) -> int | None:
     return None
 
 
+def closing_parenthesis(text: str, start: int, longest: int) -> int | None:
+    """Returns the position of the parenthesis that closes the one before `start`, as `closing_brace`."""
+    depth = 1
+    for position, character in enumerate(text[start : start + longest], start):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0:
+            return position
+    return None
+
+
 def fence(line: str) -> str | None:
     """Returns the language of a line that opens a fenced block, "" without language or if it closes one; else None."""
     match = _FENCE.match(line)
@@ -172,18 +182,17 @@ def extract_python(reply: str) -> str | None:
         if "`" in match[3]:
             continue
         if opened is not None and not match[2]:
-            block = text[opened.end() + 1 : match.start()], opened[1]
+            found = text[opened.end() + 1 : match.start()], opened[1]
             if not opened[2]:
-                unnamed.append(block)
+                unnamed.append(found)
             elif opened[2].casefold() in _PYTHON:
-                named = block
+                named = found
             opened = None
         else:
             opened = match
     if named is None and len(unnamed) == 1:
         named = unnamed[0]
-    return None if named is None else _dedented(*named)
-
-
-def _dedented(text: str, indent: str) -> str:
-    return re.sub(rf"(?m)^{indent}", "", text) if indent else text
+    if named is None:
+        return None
+    block, indent = named
+    return re.sub(rf"(?m)^{indent}", "", block) if indent else block

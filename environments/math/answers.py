@@ -106,7 +106,8 @@ def parse_gold(gold: object) -> str | None:
             a list of such (OlympiadBench), which are the answer together. Anything else, and what data frames write
             for a missing value (`nan`, `N/A`, `None`), is no answer.
     """
-    if not (values := gold if isinstance(gold, (list, tuple)) else [gold]) or not all(map(_is_given, values)):
+    values = gold if isinstance(gold, (list, tuple)) else [gold]
+    if not values or not all(map(_is_given, values)):
         return None
     if isinstance(gold, (list, tuple)):
         # Commas separate answers here: `100,200` is not a number of six digits.

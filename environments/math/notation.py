@@ -7,6 +7,8 @@ import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
 
+from verl_atgrpo.environments.common.replies import closing_parenthesis
+
 LONGEST = 256
 """Most characters of an answer; a longer one does not parse."""
 _RUNAWAY = re.compile(
@@ -70,7 +72,10 @@ def tidy(text: str) -> str | None:
     text = re.sub(r"\s*\\?%$", "", re.sub(r" +", " ", text).strip().rstrip(" ."))
     if len(text) > LONGEST:
         return None
-    text = _braced(_in_latex(text)).strip()
+    if not text.isascii():
+        text = _STYLED.sub(lambda run: _plain(run[0]), text)
+        text = "".join(_CHARACTERS.get(character, character) for character in text)
+    text = _braced(text).strip()
     if " " in text and GROUPED.fullmatch(text) and "," not in text:
         text = text.replace(" ", "")
     if _SCIENTIFIC.fullmatch(text):
@@ -95,13 +100,6 @@ def in_digits(text: str) -> str:
         return rf"{digits} \times 10^{{{int(exponent)}}}"
 
     return _SCIENTIFIC.sub(written, text)
-
-
-def _in_latex(text: str) -> str:
-    if not text.isascii():
-        text = _STYLED.sub(lambda run: _plain(run[0]), text)
-        text = "".join(_CHARACTERS.get(character, character) for character in text)
-    return text
 
 
 def _plain(run: str) -> str:
@@ -141,7 +139,7 @@ def _braced(text: str) -> str:
         parts.append(text[start : root.start()])
         head, argument, end = rf"\sqrt{root[1] or ''}", root[2], root.end()
         if argument == "(":
-            closing = _closing(text, end)
+            closing = closing_parenthesis(text, end, len(text))
             if closing is None:
                 parts.append(root[0])
                 start = end
@@ -150,16 +148,6 @@ def _braced(text: str) -> str:
         parts.append(f"{head}{{{argument}}}" if argument else head)
         start = end
     return "".join([*parts, text[start:]])
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Returns the position of the parenthesis that closes the one before `start`."""
-    depth = 1
-    for position in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[position], 0)
-        if depth == 0:
-            return position
-    return None
 
 
 # ------------------------------------------------------------------ units, bases, names
@@ -184,21 +172,13 @@ _UNITS = {
     "second": "s sec",
     "minute": "min",
     "hour": "h hr",
-    "day": "",
-    "week": "",
-    "month": "",
     "year": "yr",
     "degree": "deg",
     "radian": "rad",
     "percent": "pct percentage",
     "dollar": "usd",
-    "cent": "",
-    "euro": "",
-    "unit": "",
-    "mph": "",
     "person": "people",
-    "am": "",
-    "pm": "",
+    **dict.fromkeys(("day", "week", "month", "cent", "euro", "unit", "mph", "am", "pm"), ""),
 }
 _CANONICAL = {name: unit for unit, others in _UNITS.items() for name in (unit, f"{unit}s", *others.split())}
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
@@ -248,9 +228,7 @@ class Part:
 
 def readings(text: str) -> list[list[Part]]:
     """Returns the possible meanings of an answer, each a list of values: `1,234` is a number or a list of two."""
-    grouped = re.sub(
-        r"(?<![0-9,.(\[{])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,)\]}])", lambda one: one[0].replace(",", ""), text
-    )
+    grouped = _THOUSANDS.sub(lambda one: one[0].replace(",", ""), text)
     return [_parts(grouped), _parts(text)] if grouped != text else [_parts(text)]
 
 

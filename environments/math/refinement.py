@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Le
 
 from verl_atgrpo import Message, Outcome, Score, Team
-from verl_atgrpo.environments.common.options import checked_options
+from verl_atgrpo.environments.common.options import with_options
 from verl_atgrpo.environments.common.words import read_word
 from verl_atgrpo.environments.math.answers import parse_answer
 from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, dialogue
@@ -36,31 +36,15 @@ class MathRefined(MathEnvironment):
     agents: ClassVar[tuple[str, ...]] = ("generator", "verifier", "refiner")
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"verifier": ("parallel", "branch")}
 
-    @checked_options
-    def __init__(self, train: object = None, val: object = None) -> None:
-        """Reads the problems.
-
-        Args:
-            train: training problems (columns: question, answer).
-            val: validation problems.
-
-        Raises EnvironmentConfigError like `MathEnvironment`.
-        """
-        super().__init__(train, val)
-
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
         await self.check(task)
-        first = await self.reason(team.generator, task, self.generator_prompt(task))
+        first = await self.reason(team.generator, task, dialogue("generator", task, [], ASK_REASONING))
         criticism = await team.verifier.act(partial(self.verifier_prompt, task, first))
         asked = partial(self.refiner_prompt, task, first, criticism.text)
         refined = await self.reason(team.refiner, task, asked)
         before = float(await task.solved_by(first.answer))
         return await self.outcome(task, refined.answer, first_correct=before)
-
-    def generator_prompt(self, task: MathTask) -> list[Message]:
-        """Returns the generator's prompt."""
-        return dialogue("generator", task, [], ASK_REASONING)
 
     def verifier_prompt(self, task: MathTask, first: Attempt) -> list[Message]:
         """Returns the verifier's prompt about the generator's answer."""
@@ -74,48 +58,29 @@ class MathRefined(MathEnvironment):
         return dialogue("refiner", task, [first.quote("The generator"), said_of_it], again)
 
 
+@with_options
 class MathDrafts(MathEnvironment):
     """A drafter answers several times without being trained; a refiner improves the best draft (iGRPO, 2602.09000)."""
 
     agents: ClassVar[tuple[str, ...]] = ("drafter", "refiner")
-
-    @checked_options
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        drafts: Annotated[int, Ge(1), Le(64)] = 4,
-    ) -> None:
-        """Reads the problems.
-
-        Args:
-            train: training problems (columns: question, answer).
-            val: validation problems.
-            drafts: drafts in training, of which the best by score is refined; one in evaluation.
-
-        Raises EnvironmentConfigError like `MathEnvironment`.
-        """
-        super().__init__(train, val)
-        self.drafts = drafts
+    drafts: Annotated[int, Ge(1), Le(64)] = 4
+    """Drafts in training, of which the best by score is refined; one in evaluation."""
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
         await self.check(task)
-        prompt = self.drafter_prompt(task)
+        prompt = dialogue("drafter", task, [], ASK_REASONING)
         draft = await self.reason(team.drafter, task, prompt, train=False, candidates=self.drafts)
         refined = await self.reason(team.refiner, task, partial(self.refiner_prompt, task, draft))
         before = float(await task.solved_by(draft.answer))
         return await self.outcome(task, refined.answer, draft_correct=before)
-
-    def drafter_prompt(self, task: MathTask) -> list[Message]:
-        """Returns the drafter's prompt."""
-        return dialogue("drafter", task, [], ASK_REASONING)
 
     def refiner_prompt(self, task: MathTask, draft: Attempt) -> list[Message]:
         """Returns the refiner's prompt about a draft."""
         return dialogue("refiner", task, [draft.quote("A draft")], f"Improve this draft. {ASK_REASONING}")
 
 
+@with_options
 class MathJudged(MathEnvironment):
     """A solver answers, and a judge that learns votes on each of its candidates (RLAnything, arXiv 2602.02488).
 
@@ -126,25 +91,8 @@ class MathJudged(MathEnvironment):
 
     agents: ClassVar[tuple[str, ...]] = ("solver", "judge")
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"judge": ("tree",)}
-
-    @checked_options
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        votes: Annotated[int, Ge(2), Le(64)] = 4,
-    ) -> None:
-        """Reads the problems.
-
-        Args:
-            train: training problems (columns: question, answer).
-            val: validation problems.
-            votes: the judge's votes on each candidate in training.
-
-        Raises EnvironmentConfigError like `MathEnvironment`.
-        """
-        super().__init__(train, val)
-        self.votes = votes
+    votes: Annotated[int, Ge(2), Le(64)] = 4
+    """The judge's votes on each candidate in training."""
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the solver's answer is correct.
@@ -162,7 +110,7 @@ class MathJudged(MathEnvironment):
             judged = [self._total(task, team, *pair, train) for pair in zip(replies, correct, strict=True)]
             return [Score(local=total) for total in await gather_or_cancel(judged)]
 
-        answer = await team.solver.act(self.solver_prompt(task), score_all=by_judge)
+        answer = await team.solver.act(dialogue("solver", task, [], ASK_REASONING), score_all=by_judge)
         verdict = await team.judge.act(partial(self.judge_prompt, task, answer.text), train=False)
         correct = await task.solved_by(parse_answer(answer.text))
         foretold = vote(verdict.text) == (1.0 if correct else -1.0)
@@ -182,10 +130,6 @@ class MathJudged(MathEnvironment):
         asked = partial(self.judge_prompt, task, reply)
         await team.judge.act(asked, score_all=agreement, candidates=self.votes, train=train)
         return total
-
-    def solver_prompt(self, task: MathTask) -> list[Message]:
-        """Returns the solver's prompt."""
-        return dialogue("solver", task, [], ASK_REASONING)
 
     def judge_prompt(self, task: MathTask, reply: str) -> list[Message]:
         """Returns the judge's prompt about a reply of the solver."""

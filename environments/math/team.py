@@ -1,6 +1,7 @@
-"""Mathematics: a tool user and a reasoner answer in parallel until they agree.
+"""Mathematics: a tool user and a reasoner answer in parallel until they agree; an ensemble with a judge; a debate.
 
-Workflow and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Problems come from data sets; `answers` compares.
+Workflow and rewards of the first follow AT-GRPO (arXiv 2510.11062, App. A). Problems come from data sets; `answers`
+compares.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from verl_atgrpo import Agent, EnvironmentConfigError, EpisodeFailed, Message, Outcome, Score, Team
+from annotated_types import Ge, Le
+
+from verl_atgrpo import Agent, EpisodeFailed, Message, Outcome, Score, Team
 from verl_atgrpo.environments.common.options import (
+    Players,
     Turns,
     check_installed,
     check_isolation,
     check_libraries,
-    checked_options,
+    option_error,
+    with_options,
 )
 from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
 from verl_atgrpo.environments.common.replies import extract_python
@@ -29,6 +34,7 @@ from verl_atgrpo.environments.common.workflow import chat, once
 from verl_atgrpo.environments.math.answers import (
     agree,
     correct,
+    majority,
     parse_answer,
     parse_gold,
     parse_printed,
@@ -88,29 +94,21 @@ class Attempt:
         return f"{speaker}:\n{quoted(shortened(self.text) + printed)}"
 
 
-Turn = tuple[Attempt, Attempt]
-"""The attempts of the tool user and the reasoner in one turn."""
-
-
+@with_options
 class MathEnvironment(DataSetEnvironment[MathTask]):
-    """Problems from data sets, and the two ways to answer: in words or by a program; subclasses define workflows."""
+    """Problems from data sets, answered in words; subclasses define workflows.
 
-    libraries: tuple[str, ...] = ()
-    """Packages that programs can import besides the standard library."""
+    Refused if math-verify is missing, or a section is unreadable or has no verifiable answer.
+    """
 
-    def __init__(self, train: object = None, val: object = None) -> None:
-        """Reads the problems.
+    train: object = None
+    """Training problems (columns: question, answer)."""
+    val: object = None
+    """Validation problems."""
 
-        Args:
-            train: section of the training problems: `path` and, if needed, `columns` (question, answer), `split` and
-                `subset`.
-            val: the same for validation. Either option may be a mapping from names to sections; validation then
-                reports the success on each by its name.
-
-        Raises EnvironmentConfigError if math-verify is missing, a section is unreadable or has no verifiable answer.
-        """
+    def __post_init__(self) -> None:
         check_installed("math_verify", "math-verify, which checks answers,", "math")
-        self.read_tasks(train, val, lambda split, section, where: _read_tasks(section, where))
+        self.read_tasks(lambda split, section, where: _read_tasks(section, where))
 
     def fingerprint(self, task: MathTask) -> str:
         """Returns the problem's text without case, blanks, punctuation and LaTeX layout."""
@@ -160,6 +158,29 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         reply = await agent.act(prompt, score, train=train, candidates=candidates)
         return Attempt(reply.text, parse_answer(reply.text))
 
+    async def outcome(self, task: MathTask, answer: str | None, turns: int = 1, **metrics: float) -> Outcome:
+        """Returns the outcome of an episode with this answer: 1 if correct, else 0 (paper, math)."""
+        correct = await task.solved_by(answer)
+        return Outcome(correct, float(correct), {"turns": float(turns), **metrics})
+
+
+@with_options
+class MathPrograms(MathEnvironment):
+    """Problems that some agents answer by a program.
+
+    Refused if programs cannot be run as required, or cannot import a library.
+    """
+
+    require_isolation: bool = False
+    """Refuses machines below level `namespaces` (docs/sandbox.md)."""
+    libraries: Sequence[str] | None = None
+    """Packages that programs can import besides the standard library; by default sympy and numpy, if installed."""
+
+    def __post_init__(self) -> None:
+        check_isolation(self.require_isolation)
+        super().__post_init__()
+        self.packages = check_libraries(self.libraries, LIMITS)
+
     async def compute(self, agent: Agent, task: MathTask, prompt: PromptSource) -> Attempt:
         """Prompts an agent to answer by a program: a block .1, that ran .1, correct .8; team part: 1 if correct."""
         run = once(self._run_program)
@@ -177,74 +198,39 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         code = extract_python(reply)
         if code is None:
             return Attempt(reply, None, "")
-        limits = LIMITS if self.libraries else Limits()
-        result = await run_python(runnable(code), limits=limits, libraries=self.libraries)
+        limits = LIMITS if self.packages else Limits()
+        result = await run_python(runnable(code), limits=limits, libraries=self.packages)
         answer = parse_printed(result.stdout) if result.ok else None
         return Attempt(reply, answer, result.stdout.strip()[-500:], result.ok)
 
-    async def outcome(self, task: MathTask, answer: str | None, turns: int = 1, **metrics: float) -> Outcome:
-        """Returns the outcome of an episode with this answer: 1 if correct, else 0 (paper, math)."""
-        correct = await task.solved_by(answer)
-        return Outcome(correct, float(correct), {"turns": float(turns), **metrics})
 
-
-class Math(MathEnvironment):
+@with_options
+class Math(MathPrograms):
     """A tool user and a reasoner answer in parallel, see each other's answers, and stop when they agree."""
 
     agents: ClassVar[tuple[str, ...]] = ("tool_user", "reasoner")
-
-    @checked_options
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        max_turns: Turns = 4,
-        require_isolation: bool = False,
-        libraries: Sequence[str] | None = None,
-    ) -> None:
-        """Reads the problems.
-
-        Args:
-            train: training problems (columns: question, answer).
-            val: validation problems.
-            max_turns: most turns until the two agree.
-            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
-            libraries: packages that programs can import besides the standard library; by default sympy and numpy, if
-                installed.
-
-        Raises EnvironmentConfigError like `MathEnvironment`, for an invalid value, or if programs cannot be run as
-        required.
-        """
-        check_isolation(require_isolation)
-        super().__init__(train, val)
-        self.max_turns = max_turns
-        self.libraries = check_libraries(libraries, LIMITS)
+    max_turns: Turns = 4
+    """Most turns until the two agree."""
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the reasoner's last answer is correct."""
         await self.check(task)
-        turns: list[Turn] = []
+        ask = ask_program(self.packages)
+        turns: list[tuple[Attempt, Attempt]] = []
         agreed = False
         answer: str | None = None
         while len(turns) < self.max_turns and not agreed:
             computed, reasoned = await asyncio.gather(
-                self.compute(team.tool_user, task, partial(self.tool_prompt, task, turns)),
-                self.reason(team.reasoner, task, partial(self.reasoner_prompt, task, turns)),
+                self.compute(team.tool_user, task, lambda: dialogue("tool user", task, _history(turns), ask)),
+                self.reason(team.reasoner, task, lambda: dialogue("reasoner", task, _history(turns), ASK_REASONING)),
             )
             answer = reasoned.answer
             agreed = await agree(computed.answer, answer)
             turns.append((computed, reasoned))
         return await self.outcome(task, answer, len(turns), agreed=float(agreed))
 
-    def tool_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
-        """Returns the tool user's prompt after some turns without agreement."""
-        return dialogue("tool user", task, _history(turns), ask_program(self.libraries))
 
-    def reasoner_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
-        """Returns the reasoner's prompt after some turns without agreement."""
-        return dialogue("reasoner", task, _history(turns), ASK_REASONING)
-
-
+@with_options
 class SingleMath(MathEnvironment):
     """One agent reasons, sees its earlier answers, and stops when it repeats one (the paper's single agent).
 
@@ -252,12 +238,7 @@ class SingleMath(MathEnvironment):
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
-
-    @checked_options
-    def __init__(self, train: object = None, val: object = None, max_turns: Turns = 4) -> None:
-        """Takes the team's options, except those of programs."""
-        super().__init__(train, val)
-        self.max_turns = max_turns
+    max_turns: Turns = 4
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the last answer is correct."""
@@ -278,13 +259,75 @@ class SingleMath(MathEnvironment):
         return chat(question, "You solve a mathematical problem.")
 
 
+@with_options
+class MathEnsemble(MathPrograms):
+    """Reasoners and tool users answer in parallel; a judge sees all answers and decides.
+
+    All reasoners are the agent `reasoner`, with one decision and so one group each; likewise the tool users.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("reasoner", "tool_user", "judge")
+    reasoners: Players = 2
+    """Their number."""
+    tool_users: Players = 1
+    """Agents that answer by a program."""
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the judge's answer is correct."""
+        await self.check(task)
+        ask = ask_program(self.packages)
+        names = [f"reasoner {number + 1}" for number in range(self.reasoners)]
+        tools = [f"tool user {number + 1}" for number in range(self.tool_users)]
+        attempts = await asyncio.gather(
+            *(self.reason(team.reasoner, task, dialogue(name, task, [], ASK_REASONING)) for name in names),
+            *(self.compute(team.tool_user, task, dialogue(name, task, [], ask)) for name in tools),
+        )
+        decide = f"Some of them may be wrong: decide. {ASK_REASONING}"
+        asked = partial(_seen, "judge", task, dict(zip(names + tools, attempts, strict=True)), decide)
+        verdict = await self.reason(team.judge, task, asked)
+        return await self.outcome(task, verdict.answer)
+
+
+@with_options
+class MathDebate(MathEnvironment):
+    """Debaters answer in parallel, see each other's answers and revise theirs; the majority's answer counts."""
+
+    agents: ClassVar[tuple[str, ...]] = ("debater",)
+    debaters: Annotated[int, Ge(2), Le(64)] = 3
+    """Their number."""
+    rounds: Turns = 2
+    """Rounds; from the second on, prompts show the others' answers."""
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the majority's answer after the last round is correct."""
+        await self.check(task)
+        names = [f"debater {number + 1}" for number in range(self.debaters)]
+        earlier: Mapping[str, Attempt] = {}
+        answers: list[str | None] = []
+        for _ in range(self.rounds):
+            attempts = await asyncio.gather(
+                *(
+                    self.reason(team.debater, task, partial(_seen, name, task, earlier, ASK_REASONING))
+                    for name in names
+                )
+            )
+            answers = [attempt.answer for attempt in attempts]
+            earlier = dict(zip(names, attempts, strict=True))
+        return await self.outcome(task, await majority(answers), self.rounds)
+
+
 def dialogue(role: str, task: MathTask, earlier: Iterable[str], ask: str) -> list[Message]:
     """Returns a prompt: the agent's role, the problem, earlier attempts, and the instruction to answer."""
     system = f"You are the {role} of a team that solves a mathematical problem."
     return chat("\n\n".join([task.question, *earlier, ask]), system)
 
 
-def _history(turns: Sequence[Turn]) -> list[str]:
+def _seen(role: str, task: MathTask, attempts: Mapping[str, Attempt], ask: str) -> list[Message]:
+    """Returns a prompt that quotes attempts by the names of those who made them."""
+    return dialogue(role, task, [attempt.quote(f"The {name}") for name, attempt in attempts.items()], ask)
+
+
+def _history(turns: Sequence[tuple[Attempt, Attempt]]) -> list[str]:
     parts = []
     for number, (computed, reasoned) in enumerate(turns, 1):
         parts += [
@@ -296,7 +339,7 @@ def _history(turns: Sequence[Turn]) -> list[str]:
 
 
 def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:
-    where = f"at_grpo.environment.{option}.columns"
+    where = f"{option}.columns"
     tasks: list[MathTask] = []
     asked, read = 0, 0
     for row in read_records(source, option, {"question": "question", "answer": "answer"}):
@@ -307,12 +350,12 @@ def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:
         if question and answer is not None:
             tasks.append(MathTask(question, answer))
     if not asked:
-        raise EnvironmentConfigError(
+        raise option_error(
             f"{where}.question: no row of it has a text, or one message of the role user; the first is "
             f"{str(first['question'])[:80]!r}; name the column of the problems"
         )
     if not any(verifiable(task.answer) for task in tasks[:_TRIED]):
-        raise EnvironmentConfigError(
+        raise option_error(
             f"{where}.answer: no answer in it can be verified, the first is {str(first['answer'])[:80]!r}; name the "
             "column of the answers"
         )

@@ -9,7 +9,7 @@ this process.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -86,10 +86,11 @@ def arithmetic(values: list[Any]) -> set[str]:
 
     One fraction, a power of an integer, and a multiple of a power of ten are values.
     """
-    from sympy import Add, Mul, Pow
+    from sympy import Add, MatrixBase, Mul, Pow, preorder_traversal
 
     found = set()
-    for node in (node for value in values for node in _nodes(value)):
+    entries = [part for value in values for part in (value.flat() if isinstance(value, MatrixBase) else [value])]
+    for node in (node for part in entries for node in preorder_traversal(part)):
         if isinstance(node, Add) and sum(_rational(part) for part in node.args) > 1:
             found.add("sum")
         elif isinstance(node, Mul) and _factors(node) > 1:
@@ -97,13 +98,6 @@ def arithmetic(values: list[Any]) -> set[str]:
         elif isinstance(node, Pow) and not node.exp.is_Integer and _rational(node):
             found.add("root")
     return found
-
-
-def _nodes(value: Any) -> Iterator[Any]:
-    from sympy import MatrixBase, preorder_traversal
-
-    for part in value.flat() if isinstance(value, MatrixBase) else [value]:
-        yield from preorder_traversal(part)
 
 
 def _rational(value: Any) -> bool:
@@ -159,19 +153,15 @@ def numerically_equal(one: Any, other: Any, float_rounding: int, numeric_precisi
 
 
 def _number(value: Any) -> Number | None:
+    from sympy import Rational
+
     if value.is_Float:
         return read_float(float(value))
     if not value.is_real:
         return None
     exact = value if value.is_Rational else value.evalf(_EXACT)
-    ratio = exact if exact.is_Rational else _as_rational(exact)
+    ratio = exact if exact.is_Rational else Rational(str(exact))
     return Number(Fraction(int(ratio.p), int(ratio.q)))
-
-
-def _as_rational(value: Any) -> Any:
-    from sympy import Rational
-
-    return Rational(str(value))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ earns nothing), and the prompt shows the current position, not the start.
 from __future__ import annotations
 
 import random
+from dataclasses import field
 from typing import Annotated
 
 from annotated_types import Ge, Le
@@ -15,15 +16,16 @@ from annotated_types import Ge, Le
 from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
-from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, option_error, with_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
-from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options
+from verl_atgrpo.environments.common.workflow import Style, chat
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
 
 _SHOT_DRAWS = 50
 """Additional grids that are generated to find examples with different answers."""
 
 
+@with_options
 class PlanPath(MoveGame[State]):
     """A tool user drafts, the planner decides, the walker moves; up to `max_turns` turns."""
 
@@ -35,57 +37,40 @@ class PlanPath(MoveGame[State]):
     search = "name the cell that each move leads to, and go around walls."
     check = "follow the draft cell by cell, and where it fails find another way."
 
-    @checked_options
-    def __init__(
-        self,
-        size: Annotated[int, Ge(2), Le(100)] = 10,
-        wall_density: WallDensity = 0.2,
-        min_distance: Annotated[int, Ge(1), Le(100)] = 1,
-        max_distance: Annotated[int, Ge(1), Le(10_000)] = 10_000,
-        max_turns: Turns = 4,
-        max_moves: Moves = 40,
-        tool: Tool = "python",
-        style: Style = "full",
-        few_shot: Annotated[int, Ge(0), Le(32)] = 0,
-        seed: int = 0,
-        require_isolation: bool = False,
-    ) -> None:
-        """Sets the size of the tasks and the form of the prompts.
+    size: Annotated[int, Ge(2), Le(100)] = 10
+    """Side length of the grid."""
+    wall_density: WallDensity = 0.2
+    """Probability of a cell to be a wall."""
+    min_distance: Annotated[int, Ge(1), Le(100)] = 1
+    """Fewest steps between start and goal."""
+    max_distance: Annotated[int, Ge(1), Le(10_000)] = 10_000
+    """Most steps between them."""
+    max_turns: Turns = 4
+    """Most turns of an episode."""
+    max_moves: Moves = 40
+    """Most moves in one answer."""
+    tool: Tool = "python"
+    """`python`: the tool user writes a program that prints moves; `moves`: it drafts them itself."""
+    style: Style = "full"
+    """`full` prompts explain the task; `compact` ones are for tiny models trained on them."""
+    few_shot: Annotated[int, Ge(0), Le(32)] = 0
+    """Solved examples shown before the question (`style: full`, `tool: moves`)."""
+    seed: int = 0
+    """Tasks derive from it."""
+    require_isolation: bool = False
+    """Refuses machines below level `namespaces` (docs/sandbox.md)."""
 
-        Args:
-            size: side length of the grid.
-            wall_density: probability of a cell to be a wall.
-            min_distance: fewest steps between start and goal.
-            max_distance: most steps between them.
-            max_turns: most turns of an episode.
-            max_moves: most moves in one answer.
-            tool: `python`: the tool user writes a program that prints moves; `moves`: it drafts them itself.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
-            few_shot: solved examples shown before the question (`style: full`, `tool: moves`).
-            seed: tasks derive from it.
-            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
-
-        Raises:
-            EnvironmentConfigError: an option is invalid.
-        """
-        if min_distance > size:
-            raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
-        if max_distance < min_distance:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.max_distance={max_distance} is below min_distance={min_distance}"
-            )
-        self.set_form(max_turns, tool, "moves", style, require_isolation)
-        self.max_moves = max_moves
-        if few_shot and (style, tool) != ("full", "moves"):
-            raise EnvironmentConfigError(f"at_grpo.environment.few_shot={few_shot} goes with style: full, tool: moves")
-        self.size = size
-        self.wall_density = wall_density
-        self.min_distance = min_distance
-        self.max_distance = max_distance
-        self.seed = seed
-        if few_shot:
+    def __post_init__(self) -> None:
+        if self.min_distance > self.size:
+            raise option_error(f"min_distance={self.min_distance}: between 1 and size={self.size}")
+        if self.max_distance < self.min_distance:
+            raise option_error(f"max_distance={self.max_distance} is below min_distance={self.min_distance}")
+        self.check_form("moves")
+        if self.few_shot:
+            if (self.style, self.tool) != ("full", "moves"):
+                raise option_error(f"few_shot={self.few_shot} goes with style: full, tool: moves")
             self.search = self.check = ""  # examples answer without reasoning
-            self.examples = self._solved_examples(few_shot)
+            self.examples = self._solved_examples(self.few_shot)
 
     def task(self, split: Split, index: int) -> PlanPathTask:
         """Returns grid `index` of `split`; splits are disjoint because walls and goal decide the split."""
@@ -109,10 +94,10 @@ class PlanPath(MoveGame[State]):
         raise self._too_few_grids("any split")
 
     def _too_few_grids(self, where: str) -> EnvironmentConfigError:
-        return EnvironmentConfigError(
-            f"at_grpo.environment.size={self.size}, wall_density={self.wall_density}, min_distance="
-            f"{self.min_distance}, max_distance={self.max_distance}: hardly any grid fits {where}; use a larger size, "
-            "a smaller min_distance or a larger max_distance"
+        return option_error(
+            f"size={self.size}, wall_density={self.wall_density}, min_distance={self.min_distance}, "
+            f"max_distance={self.max_distance}: hardly any grid fits {where}; use a larger size, a smaller "
+            "min_distance or a larger max_distance"
         )
 
     def fingerprint(self, task: PlanPathTask) -> str:
@@ -128,11 +113,9 @@ class PlanPath(MoveGame[State]):
         return task.shortest(task.start, random.Random(0))
 
     def initial(self, task: PlanPathTask) -> State:
-        """Returns the state before the first move."""
         return State.initial(task)
 
     def apply(self, state: State, answer: str) -> State:
-        """Moves the walker."""
         return walk(state, answer).end
 
     def outcome(self, state: State, turns: int) -> Outcome:
@@ -202,6 +185,9 @@ class PlanPath(MoveGame[State]):
         return messages
 
 
-@fixed_options(tool="moves", require_isolation=False)
+@with_options
 class SinglePlanPath(SingleAgent[State, str], PlanPath):
     """One agent sees the grid and moves; up to `max_turns` turns."""
+
+    tool: Tool = field(default="moves", init=False)
+    require_isolation: bool = field(default=False, init=False)

@@ -30,8 +30,8 @@ class PlanPathTask:
         queue = deque([self.goal])
         while queue:
             cell = queue.popleft()
-            for row, column in MOVES.values():
-                neighbour = (cell[0] + row, cell[1] + column)
+            for move in MOVES:
+                neighbour = moved(cell, move)
                 if neighbour not in steps and self.free(neighbour):
                     steps[neighbour] = steps[cell] + 1
                     queue.append(neighbour)

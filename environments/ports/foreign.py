@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_atgrpo import EnvironmentConfigError
+from verl_atgrpo.environments.common.options import option_error
 
 FAULTS = (
     ArithmeticError,
@@ -37,17 +37,17 @@ def load(option: str, name: object, attribute: str | None = None) -> Callable[..
 
     Raises EnvironmentConfigError if there is no such function.
     """
-    where = f"at_grpo.environment.{option}={name!r}"
+    where = f"{option}={name!r}"
     module, _, function = name.partition(":") if isinstance(name, str) else ("", "", "")
     function = function or attribute or ""
     if not module or not function:
-        raise EnvironmentConfigError(f"{where}: 'module:function'")
+        raise option_error(f"{where}: 'module:function'")
     try:
         return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
     except ImportError as error:
-        raise EnvironmentConfigError(f"{where}: {line(error)}") from error
+        raise option_error(f"{where}: {line(error)}") from error
     except AttributeError as error:
-        raise EnvironmentConfigError(f"{where}: the module {module!r} has no {function!r}") from error
+        raise option_error(f"{where}: the module {module!r} has no {function!r}") from error
 
 
 @contextmanager

@@ -19,121 +19,90 @@ from weakref import WeakKeyDictionary
 from annotated_types import Ge, Gt, Le
 
 from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, stable_hash
-from verl_atgrpo.environments.common.options import checked_options
+from verl_atgrpo.environments.common.options import option_error, with_options
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load
-from verl_atgrpo.environments.ports.openenv_server import server_of
-from verl_atgrpo.environments.ports.openenv_session import Refusal, Result, Session
-from verl_atgrpo.environments.ports.replayed_game import (
-    After,
-    Move,
-    OnIllegal,
-    Position,
-    Refused,
-    Side,
-    Steps,
-    TurnGame,
-    logger,
-)
+from verl_atgrpo.environments.ports.openenv_server import Refusal, Result, Session, server_of
+from verl_atgrpo.environments.ports.replayed_game import After, Move, Position, Refused, TurnGame, logger
 from verl_atgrpo.play.types import float_of
-from verl_atgrpo.train.config.kinds import Finite, Text
+from verl_atgrpo.train.config.kinds import Text
 
 _OURS = ("metadata", "done", "reward")
 """Fields of all observations and actions, which are no content."""
 _JSON = ("integer", "number", "boolean", "array", "object")
 
 
+@with_options
 class OpenEnvGame(TurnGame):
     """An environment of an OpenEnv server; agents act on it one after the other."""
 
     origin = "openenv"
 
-    @checked_options
-    def __init__(
-        self,
-        app: Text | None = None,
-        url: Text | None = None,
-        python: Text | None = None,
-        folder: Text | None = None,
-        variables: Mapping[str, Any] | None = None,
-        reset: Mapping[str, Any] | None = None,
-        agents: Sequence[str] = ("player",),
-        turn: Text | None = None,
-        observe: Text | None = None,
-        action: Text | None = None,
-        rewards: Text = "shared",
-        history: bool = False,
-        replays: bool = True,
-        sessions: Annotated[int, Ge(1), Le(10_000)] = 64,
-        timeout: Annotated[float, Gt(0), Le(3600)] = 60.0,
-        team: Side = None,
-        max_steps: Steps = 50,
-        success_return: Finite = 1.0,
-        illegal_reward: Finite = -1.0,
-        on_illegal: OnIllegal = "end",
-        shared_openings: bool = False,
-        seed: int = 0,
-    ) -> None:
-        """Starts the server if it is ours, reads its schemas and resets it a few times to check that it can replay.
+    app: Text | None = None
+    """ "module:app" of a server that this process starts and ends, without a container."""
+    url: Text | None = None
+    """In place of `app`, http(s)://... of a server that runs already."""
+    python: Text | None = None
+    """The interpreter that has the app's packages; null: this one."""
+    folder: Text | None = None
+    """Where the app is imported and runs; null: here."""
+    variables: Mapping[str, Any] | None = None
+    """Further environment variables of the app."""
+    reset: Mapping[str, Any] | None = None
+    """Further arguments of every reset."""
+    agents: Sequence[str] = ("player",)  # type: ignore[assignment,misc]  # here an option
+    """Their names."""
+    turn: Text | None = None
+    """The observation's field with the name or number of the agent that acts next; null: in turns."""
+    observe: Text | None = None
+    """The field of the observation that is the prompt, or "module:function": (agent, observation) -> text. Null: its
+    only text, or the whole as JSON."""
+    action: Text | None = None
+    """The field of the action that is the reply, "json" for a reply that is the action, or "module:function": (agent,
+    reply) -> action. Null: the only required field."""
+    rewards: Text = "shared"
+    """Who gets the reward of a step: "shared" for all agents, "acting" for the one that acted, or the observation's
+    field with all rewards, by name or in the order of `agents`."""
+    history: bool = False  # type: ignore[misc]
+    """Whether a prompt is the agent's chat so far."""
+    replays: bool = True
+    """Whether seed and actions determine observations and rewards; false: `scheme: parallel` only."""
+    sessions: Annotated[int, Ge(1), Le(10_000)] = 64
+    """Episodes of a process at once on the server."""
+    timeout: Annotated[float, Gt(0), Le(3600)] = 60.0
+    """Seconds for an answer of the server."""
 
-        Args:
-            app: "module:app" of a server that this process starts and ends, without a container.
-            url: in place of `app`, http(s)://... of a server that runs already.
-            python: the interpreter that has the app's packages; null: this one.
-            folder: where the app is imported and runs; null: here.
-            variables: further environment variables of the app.
-            reset: further arguments of every reset.
-            agents: their names.
-            turn: the observation's field with the name or number of the agent that acts next; null: in turns.
-            observe: the field of the observation that is the prompt, or "module:function": (agent, observation) ->
-                text. Null: its only text, or the whole as JSON.
-            action: the field of the action that is the reply, "json" for a reply that is the action, or
-                "module:function": (agent, reply) -> action. Null: the only required field.
-            rewards: who gets the reward of a step: "shared" for all agents, "acting" for the one that acted, or the
-                observation's field with all rewards, by name or in the order of `agents`.
-            history: whether a prompt is the agent's chat so far.
-            replays: whether seed and actions determine observations and rewards; false: `scheme: parallel` only.
-            sessions: episodes of a process at once on the server.
-            timeout: seconds for an answer of the server.
-            team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `TurnGame`.
-
-        Raises EnvironmentConfigError for an invalid value, and for a server that does not start, does not speak the
-        protocol, or cannot replay.
-        """
+    def __post_init__(self) -> None:
+        app, url = self.app, self.url
         self.where = f"at_grpo.environment.app={app!r}" if url is None else f"at_grpo.environment.url={url!r}"
         if (app is None) == (url is None) or not (url or "http://").startswith(("http://", "https://")):
             raise EnvironmentConfigError(f"{self.where}: set either app='module:app' or url='http://host:port'")
-        if not replays and on_illegal == "again":
-            raise EnvironmentConfigError(
-                "at_grpo.environment.replays=false: what an illegal action has changed could not be undone; set "
-                "on_illegal: end"
+        if not self.replays and self.on_illegal == "again":
+            raise option_error(
+                "replays=false: what an illegal action has changed could not be undone; set on_illegal: end"
             )
-        for option, value in (("python", python), ("folder", folder), ("variables", variables)):
-            if url is not None and value is not None:
-                raise EnvironmentConfigError(f"at_grpo.environment.{option}={value!r}: has no effect on a url")
-        if "seed" in (reset or {}):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.reset={reset!r}: every task has its own seed; remove it"
-            )
-        told = tuple((name, str(value)) for name, value in (variables or {}).items())
-        self._server = server_of(os.getpid(), self.where, url, app, python, folder, variables=told)
-        self._reset, self._turn, self._rewards = dict(reset or {}), turn, rewards
-        self._timeout, self._sessions = timeout, sessions
+        for option in ("python", "folder", "variables"):
+            if url is not None and (value := getattr(self, option)) is not None:
+                raise option_error(f"{option}={value!r}: has no effect on a url")
+        if "seed" in (self.reset or {}):
+            raise option_error(f"reset={self.reset!r}: every task has its own seed; remove it")
+        told = tuple((name, str(value)) for name, value in (self.variables or {}).items())
+        self._server = server_of(os.getpid(), self.where, url, app, self.python, self.folder, told)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        self.history, self.replays = history, replays
-        self.set_rules(agents, team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed)
-        if not replays:
+        self.set_agents(self.agents)
+        if not self.replays:
             # Branches play the replies before them again, too.
             self.schemes = dict.fromkeys(self.agents, ("parallel",))  # type: ignore[misc]
         try:
-            self._read_schema(observe, action)
+            self._read_schema()
             self._check_sessions()
-            if replays:
+            if self.replays:
                 self.check_openings()
         except EpisodeFailed as failed:
             raise EnvironmentConfigError(str(failed)) from failed
 
-    def _read_schema(self, observe: str | None, action: str | None) -> None:
-        schema = self._server.ask("/schema", seconds=self._timeout)
+    def _read_schema(self) -> None:
+        observe, action = self.observe, self.action
+        schema = self._server.ask("/schema", seconds=self.timeout)
         try:
             seen, taken = _properties(schema["observation"]), _properties(schema["action"])
         except FAULTS as error:
@@ -144,15 +113,13 @@ class OpenEnvGame(TurnGame):
         self._act = load("action", action) if action is not None and ":" in action else None
         required = [name for name in schema["action"].get("required", taken) if name in taken]
         if action is None and len(required) != 1:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.action=null: {self.where} needs {', '.join(required) or 'no field'} of it; "
-                f"set one of {', '.join(taken)}, or 'json', or 'module:function'"
+            raise option_error(
+                f"action=null: {self.where} needs {', '.join(required) or 'no field'} of it; set one of "
+                f"{', '.join(taken)}, or 'json', or 'module:function'"
             )
         self._into = action or required[0]
         if self._act is None and self._into not in (*taken, "json"):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.action={action!r}: {self.where} has no such field, but {', '.join(taken)}"
-            )
+            raise option_error(f"action={action!r}: {self.where} has no such field, but {', '.join(taken)}")
         self._is_json = taken.get(self._into) in _JSON
 
     def _check_sessions(self) -> None:
@@ -161,8 +128,8 @@ class OpenEnvGame(TurnGame):
         async def opened() -> list[Result]:
             async with AsyncExitStack() as stack:
                 sessions = [
-                    await stack.enter_async_context(Session(self._server, self._timeout, self._sessions))
-                    for _ in range(min(2, self._sessions))
+                    await stack.enter_async_context(Session(self._server, self.timeout, self.sessions))
+                    for _ in range(min(2, self.sessions))
                 ]
                 return [await session.reset(self._arguments(0)) for session in sessions]
 
@@ -173,7 +140,7 @@ class OpenEnvGame(TurnGame):
         self.position(first, 0)
 
     def _arguments(self, seed: int) -> dict[str, Any]:
-        return {**self._reset, "seed": seed}
+        return {**(self.reset or {}), "seed": seed}
 
     def _not_deterministic(self) -> EnvironmentConfigError:
         return EnvironmentConfigError(
@@ -185,14 +152,14 @@ class OpenEnvGame(TurnGame):
         """Returns a hash of the first observation; the seed if that does not decide it (`replays`)."""
         if not self.replays:
             return str(task)
-        answer = self._server.ask("/reset", self._arguments(task), seconds=self._timeout)
+        answer = self._server.ask("/reset", self._arguments(task), seconds=self.timeout)
         return f"{stable_hash(canonical(Result.of(answer).observation)):016x}"
 
     @asynccontextmanager
     async def episode(self, seed: int) -> AsyncIterator[tuple[Position, After]]:  # type: ignore[override]
         """Opens a session when one is free, resets it and closes it at the end."""
-        free = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._sessions))
-        async with free, Session(self._server, self._timeout, self._sessions) as session:
+        free = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.sessions))
+        async with free, Session(self._server, self.timeout, self.sessions) as session:
             playing = _Playing(self, session, self._arguments(seed))
             yield await playing.reset(), playing.after
 
@@ -205,13 +172,13 @@ class OpenEnvGame(TurnGame):
         """
         if result.done:
             return Position(None)
-        turn: Any = steps % len(self.agents) if self._turn is None else self._of(result, "turn", self._turn)
+        turn: Any = steps % len(self.agents) if self.turn is None else self._of(result, "turn", self.turn)
         if isinstance(turn, int) and not isinstance(turn, bool) and 0 <= turn < len(self.agents):
             turn = self.agents[turn]
         if turn not in self.agents:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.turn={self._turn!r}: the observation says {turn!r}; it has to be one of "
-                f"{', '.join(self.agents)} or its number from 0"
+            raise option_error(
+                f"turn={self.turn!r}: the observation says {turn!r}; it has to be one of {', '.join(self.agents)} or "
+                "its number from 0"
             )
         if self._convert is not None:
             seen = self._convert(turn, result.observation)
@@ -236,10 +203,10 @@ class OpenEnvGame(TurnGame):
 
     def move(self, agent: str, result: Result) -> Move:
         """Returns the rewards of a step; raises EnvironmentConfigError for what is none, or less than allowed."""
-        if self._rewards in ("shared", "acting"):
-            given: Any = dict.fromkeys(self.agents if self._rewards == "shared" else (agent,), result.reward)
+        if self.rewards in ("shared", "acting"):
+            given: Any = dict.fromkeys(self.agents if self.rewards == "shared" else (agent,), result.reward)
         else:
-            given = self._of(result, "rewards", self._rewards)
+            given = self._of(result, "rewards", self.rewards)
         try:
             given = given if isinstance(given, Mapping) else dict(zip(self.agents, given, strict=True))
             rewards = {name: 0.0 if value is None else float_of(value, "reward") for name, value in given.items()}
@@ -247,17 +214,14 @@ class OpenEnvGame(TurnGame):
             raise EnvironmentConfigError(f"{self.where}: the rewards {given!r:.80} are none: {line(error)}") from error
         for name, reward in rewards.items():
             if name not in self.agents:
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.rewards={self._rewards!r}: has one of {name!r}, which is not in agents"
-                )
+                raise option_error(f"rewards={self.rewards!r}: has one of {name!r}, which is not in agents")
             self._check_reward(name, reward)
         return Move(rewards)
 
     def _of(self, result: Result, option: str, name: str) -> Any:
         if name not in result.observation:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.{option}={name!r}: {self.where} observes no such field, but "
-                f"{', '.join(result.observation)}"
+            raise option_error(
+                f"{option}={name!r}: {self.where} observes no such field, but {', '.join(result.observation)}"
             )
         return result.observation[name]
 
@@ -304,9 +268,8 @@ class _Playing:
 
     async def _replay(self, path: tuple[str, ...]) -> None:
         if not self._game.replays:
-            raise EnvironmentConfigError(
-                "at_grpo.environment.replays=false: several replies to one prompt need replays; set "
-                "at_grpo.scheme=parallel"
+            raise option_error(
+                "replays=false: several replies to one prompt need replays; set at_grpo.scheme=parallel"
             )
         for length in range(len(path) + 1):
             again = await self._play(path[:length])
@@ -315,31 +278,25 @@ class _Playing:
 
     async def _play(self, path: tuple[str, ...]) -> Result | None:
         """Plays the last reply of a path on a session that is before it, or resets; None if it is no legal action."""
-        if not path:
-            self._at = None
-            result: Result | None = await self._session.reset(self._arguments)
-        else:
-            result = await self._step(path)
-        if result is not None:
-            self._at = path
-        return result
-
-    async def _step(self, path: tuple[str, ...]) -> Result | None:
-        asked = self._position(path[:-1]).asked
-        assert asked is not None  # nobody replies after the end
-        try:
-            action = self._game.action_of(asked[0], path[-1])
-        except Refused:
-            return None
+        action: Mapping[str, Any] | None = None
+        if path:
+            asked = self._position(path[:-1]).asked
+            assert asked is not None  # nobody replies after the end
+            try:
+                action = self._game.action_of(asked[0], path[-1])
+            except Refused:
+                return None
         self._at = None
         try:
-            return await self._session.step(action)
+            result = await (self._session.reset(self._arguments) if action is None else self._session.step(action))
         except Refusal as refusal:
             if refusal.untouched:
                 self._at = path[:-1]
             else:
                 logger.warning("%s raises on a reply, which counts as illegal: %s", self._game.where, refusal)
             return None
+        self._at = path
+        return result
 
     def _position(self, path: tuple[str, ...]) -> Position:
         result = self._known[path]

@@ -8,11 +8,10 @@ from contextlib import closing
 from typing import Any
 
 from verl_atgrpo import EnvironmentConfigError, stable_hash
-from verl_atgrpo.environments.common.options import check_installed, checked_options
+from verl_atgrpo.environments.common.options import check_installed, option_error, with_options
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load, seeded
-from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Refused, ReplayedGame, Side, Steps
-from verl_atgrpo.train.config.kinds import Finite
+from verl_atgrpo.environments.ports.replayed_game import Move, Refused, ReplayedGame
 
 _MARK = "Action:"
 _LISTED = 100
@@ -21,53 +20,36 @@ _TRIED = 8
 """Steps of the game that the check at the start plays twice."""
 
 
+@with_options
 class PettingZooGame(ReplayedGame):
     """An AEC environment with text observations and with actions from Discrete or Text spaces."""
 
-    @checked_options
-    def __init__(
-        self,
-        env: str = "",
-        options: Mapping[str, Any] | None = None,
-        actions: Sequence[str | int] | None = None,
-        observe: str | None = None,
-        task_key: str | None = None,
-        style: Style = "full",
-        team: Side = None,
-        max_steps: Steps = 50,
-        success_return: Finite = 1.0,
-        illegal_reward: Finite = -1.0,
-        on_illegal: OnIllegal = "end",
-        shared_openings: bool = False,
-        seed: int = 0,
-    ) -> None:
-        """Makes the environment to get its agents, and plays a few steps twice to check that it is deterministic.
+    env: str = ""
+    """`module:function`, which returns the environment, or a module of PettingZoo."""
+    options: Mapping[str, Any] | None = None
+    """Keyword arguments of that function."""
+    actions: Sequence[str | int] | None = None
+    """Names of the actions of a Discrete space, in order; by default numbers."""
+    observe: str | None = None
+    """`module:function`: (agent, observation) -> the text that the agent sees."""
+    task_key: str | None = None  # type: ignore[assignment]  # then what it names, as the method of this name
+    """`module:function`: the environment after its reset -> a text that no action changes, by which tasks are split;
+    by default the whole opening."""
+    style: Style = "full"
+    """`full` prompts explain the form of an answer, whose last line is read; with `compact` the reply is the
+    action."""
 
-        Args:
-            env: `module:function`, which returns the environment, or a module of PettingZoo.
-            options: keyword arguments of that function.
-            actions: names of the actions of a Discrete space, in order; by default numbers.
-            observe: `module:function`: (agent, observation) -> the text that the agent sees.
-            task_key: `module:function`: the environment after its reset -> a text that no action changes, by which
-                tasks are split; by default the whole opening.
-            style: `full` prompts explain the form of an answer, whose last line is read; with `compact` the reply is
-                the action.
-            team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `ReplayedGame`.
-
-        Raises EnvironmentConfigError for an invalid value, and for an environment that has no text interface or is
-        not deterministic.
-        """
+    def __post_init__(self) -> None:
         check_installed("pettingzoo", "PettingZoo", "pettingzoo")
-        self.where = f"at_grpo.environment.env={env!r}"
-        self._make = load("env", env, "env")
-        self.observe = load("observe", observe) if observe is not None else None
-        self._key = load("task_key", task_key) if task_key is not None else None
-        self._options = dict(options or {})
-        self.actions = None if actions is None else tuple(map(str, actions))
-        self.full = style == "full"
-        self.set_rules(
-            self._check_env(), team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed
-        )
+        self.where = f"at_grpo.environment.env={self.env!r}"
+        self._make = load("env", self.env, "env")
+        self.seen = load("observe", self.observe) if self.observe is not None else None
+        self._key = load("task_key", self.task_key) if self.task_key is not None else None
+        self.task_key = self._task_key  # type: ignore[assignment]
+        self._options = dict(self.options or {})
+        self.names = None if self.actions is None else tuple(map(str, self.actions))
+        self.full = self.style == "full"
+        self.set_agents(self._check_env())
         self.check_deterministic()
         self._check_steps()
 
@@ -77,7 +59,7 @@ class PettingZooGame(ReplayedGame):
         env.reset(seed=seed)
         return _Running(env, self)
 
-    def task_key(self, task: int) -> str:
+    def _task_key(self, task: int) -> str:
         """Returns what the option `task_key` returns for a game after its reset, or the fingerprint."""
         if self._key is None:
             return self.fingerprint(task)
@@ -108,10 +90,10 @@ class PettingZooGame(ReplayedGame):
                     raise EnvironmentConfigError(
                         f"{self.where}: the action space of {agent!r} is {space}; use Discrete or Text"
                     )
-                if self.actions is not None and (not isinstance(space, Discrete) or space.n != len(self.actions)):
-                    raise EnvironmentConfigError(
-                        f"at_grpo.environment.actions names {len(self.actions)} actions, the action space of "
-                        f"{agent!r} is {space}; name each action of a Discrete space, or leave actions out"
+                if self.names is not None and (not isinstance(space, Discrete) or space.n != len(self.names)):
+                    raise option_error(
+                        f"actions names {len(self.names)} actions, the action space of {agent!r} is {space}; name "
+                        "each action of a Discrete space, or leave actions out"
                     )
             return list(env.possible_agents)
         finally:
@@ -165,7 +147,7 @@ class _Running:
         if isinstance(observation, Mapping) and "observation" in observation:
             mask = observation.get("action_mask", mask)
             observation = observation["observation"]
-        text = observation if self._form.observe is None else self._form.observe(agent, observation)
+        text = observation if self._form.seen is None else self._form.seen(agent, observation)
         if not isinstance(text, str):
             raise EnvironmentConfigError(
                 f"{self._form.where}: {agent!r} observes a {type(text).__name__}, not a text; "
@@ -174,7 +156,7 @@ class _Running:
         space = self._env.action_space(agent)
         self._legal, listed = None, []
         if hasattr(space, "n"):
-            names = self._form.actions or [str(space.start + number) for number in range(space.n)]
+            names = self._form.names or [str(space.start + number) for number in range(space.n)]
             numbers = [number for number in range(space.n) if mask is None or mask[number]]
             listed = [names[number] for number in numbers]
             # casefold: models write Left for left

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import logging
+import logging.handlers
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from verl_atgrpo import EnvironmentConfigError
@@ -20,23 +21,12 @@ CPU_SECONDS = 2.0
 MEMORY_BYTES = 4 << 30
 
 
-class _Heard(logging.Handler):
-    """Keeps warnings, which the asking process logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
 def main() -> None:
     """Reads {module, state, seed, replies, asked, reply}; writes {after, warnings} or {fault}.
 
     `state` holds a checked environment's attributes, `after` is a `Position` as a mapping, or null.
     """
-    heard = _Heard()
+    heard = logging.handlers.BufferingHandler(1 << 20)
     warnings_logger.addHandler(heard)
 
     @functools.lru_cache(maxsize=8)
@@ -51,15 +41,14 @@ def main() -> None:
         return made(request["module"], json.dumps(request["state"]))
 
     def answer(request: Mapping[str, Any]) -> object:
-        heard.messages = []
+        heard.flush()
         env, asked = game(request), request["asked"]
         position = Position((asked[0], asked[1]))
         try:
             after = env.follow(request["seed"], request["replies"], position, request["reply"])
         except EnvironmentConfigError as error:
             return {"fault": str(error)}
-        found = after and {"asked": after.asked, "rewards": dict(after.move.rewards), "legal": after.move.legal}
-        return {"after": found, "warnings": heard.messages}
+        return {"after": after and asdict(after), "warnings": [record.getMessage() for record in heard.buffer]}
 
     serve(
         answer,

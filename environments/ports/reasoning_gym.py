@@ -8,11 +8,11 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
-from verl_atgrpo import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, Team, stable_hash
+from verl_atgrpo import Environment, Message, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.limited import LimitedProcess
-from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
+from verl_atgrpo.environments.common.options import Turns, check_installed, option_error, with_options
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, repeats
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat
@@ -50,90 +50,73 @@ class ReasoningTask:
     seed: int
 
 
-class Scored(TypedDict):
-    """What a scorer says."""
-
-    score: float
-    evaluates: bool
-    """Whether it wanted to execute the answer."""
-
-
+@with_options
 class ReasoningGym(Environment):
-    """A solver drafts, a checker sees the draft and answers; after a wrong answer both try again."""
+    """A solver drafts, a checker sees the draft and answers; after a wrong answer both try again.
+
+    Replies are scored in a process of their own (`scorer`). Refused is a data set that cannot be made, or whose scorer
+    rewards nonsense or evaluates replies as code.
+    """
 
     agents: ClassVar[tuple[str, ...]] = ("solver", "checker")
 
-    @checked_options
-    def __init__(
-        self,
-        dataset: str = "",
-        options: Mapping[str, Any] | None = None,
-        max_turns: Turns = 2,
-        style: Style = "full",
-        seed: int = 0,
-    ) -> None:
-        """Makes one task to check that the data set's scorer is usable.
+    dataset: str = ""
+    """Name of the data set, or `composite`."""
+    options: Mapping[str, Any] | None = None
+    """Its options; of `composite` a list `datasets` of mappings with name, weight, config."""
+    max_turns: Turns = 2
+    """Most turns of an episode."""
+    style: Style = "full"
+    """`full` prompts ask for <answer>...</answer>; with `compact` the reply is the answer."""
+    seed: int = 0
+    """Tasks derive from it."""
 
-        Args:
-            dataset: name of the data set, or `composite`.
-            options: its options; of `composite` a list `datasets` of mappings with name, weight, config.
-            max_turns: most turns of an episode.
-            style: `full` prompts ask for <answer>...</answer>; with `compact` the reply is the answer.
-            seed: tasks derive from it.
-
-        Raises EnvironmentConfigError for an invalid value, and for a data set that cannot be made, or whose scorer
-        rewards nonsense or evaluates replies as code. Replies are scored in a process of their own (`scorer`).
-        """
+    def __post_init__(self) -> None:
         check_installed("reasoning_gym", "reasoning-gym", "reasoning-gym")
-        self.where = f"at_grpo.environment.dataset={dataset!r}"
-        self.dataset, self.options = dataset, dict(options or {})
-        self.max_turns, self.style, self.seed = max_turns, style, seed
+        self.where = f"dataset={self.dataset!r}"
+        self._options = dict(self.options or {})
         self._check_dataset()
 
     def _check_dataset(self) -> None:
         from reasoning_gym.factory import DATASETS
 
         for key in ("seed", "size"):
-            if key in self.options:
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.options.{key}={self.options[key]!r} is set for each task: remove it "
-                    "(at_grpo.environment.seed is the one to set)"
+            if key in self._options:
+                raise option_error(
+                    f"options.{key}={self._options[key]!r} is set for each task: remove it (at_grpo.environment.seed "
+                    "is the one to set)"
                 )
         mixed = self.dataset == "composite"
         try:
-            named = [part["name"] for part in self.options["datasets"]] if mixed else [self.dataset]
+            named = [part["name"] for part in self._options["datasets"]] if mixed else [self.dataset]
         except FAULTS as error:
-            raise EnvironmentConfigError(
+            raise option_error(
                 f"{self.where}: at_grpo.environment.options.datasets is a list of {{name, weight, config}}"
             ) from error
         for name in named:
             if name not in DATASETS or (mixed and name == "composite"):
-                raise EnvironmentConfigError(f"{self.where}: reasoning-gym has no data set {name!r}")
+                raise option_error(f"{self.where}: reasoning-gym has no data set {name!r}")
         self._modules = sorted({DATASETS[name][0].__module__ for name in named})
         try:
             task = self._draw(0)
-            parts = [(part["name"], part.get("config", {})) for part in self.options["datasets"]] if mixed else []
+            parts = [(part["name"], part.get("config", {})) for part in self._options["datasets"]] if mixed else []
             drawn = [(self._drawn(name, options, 0), name, options) for name, options in parts]
         except FAULTS as error:
-            raise EnvironmentConfigError(
-                f"{self.where}, options={self.options}: cannot be made, {line(error)}"
-            ) from error
-        for part in drawn or [(task, self.dataset, self.options)]:
+            raise option_error(f"{self.where}, options={self._options}: cannot be made, {line(error)}") from error
+        for part in drawn or [(task, self.dataset, self._options)]:
             self._check_evaluating(*part)
         if (paid := self._paid(task, "the quick brown fox")) > 2 * _FORMAT:
-            raise EnvironmentConfigError(f"{self.where}: its scorer gives {paid:g} for a wrong answer")
+            raise option_error(f"{self.where}: its scorer gives {paid:g} for a wrong answer")
         gold = task.entry.get("answer")
         if isinstance(gold, str) and (paid := self._paid(task, gold)) < 1:
-            raise EnvironmentConfigError(
-                f"{self.where}: its scorer gives only {paid:g} for its own answer {gold!r:.80}"
-            )
+            raise option_error(f"{self.where}: its scorer gives only {paid:g} for its own answer {gold!r:.80}")
         self._check_constants()
 
     def _check_evaluating(self, task: ReasoningTask, name: str, options: Mapping[str, Any]) -> None:
         """Raises EnvironmentConfigError if a scorer executes one of a few answers; later ones would earn nothing."""
         for answer in (str(task.entry.get("answer")), *_PROBES):
-            if self._ask(name, options, task.seed, answer)["evaluates"]:
-                raise EnvironmentConfigError(
+            if self._ask(name, options, task.seed, answer)[1]:
+                raise option_error(
                     f"{self.where}: the scorer of {name!r} evaluates replies as Python; use another data set"
                 )
 
@@ -148,7 +131,7 @@ class ReasoningGym(Environment):
         chance = max((earned(answer) for answer in own if isinstance(answer, str)), default=0.0)
         constant = max(_CONSTANTS, key=earned)
         if (paid := earned(constant)) > chance + _MARGIN:
-            raise EnvironmentConfigError(
+            raise option_error(
                 f"{self.where}: its scorer gives {paid:.2g} on average for the answer {constant!r} to every question, "
                 f"and at most {chance:.2g} for the right answer to one of them"
             )
@@ -160,14 +143,14 @@ class ReasoningGym(Environment):
         rng = random.Random(stable_hash("reasoning_gym", self.dataset, self.seed, split, index))
         task: ReasoningTask | None = draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key)
         if task is None:
-            raise EnvironmentConfigError(
-                f"{self.where}, options={self.options}: hardly any question is for the split {split!r}; "
-                "use options that allow more questions"
+            raise option_error(
+                f"{self.where}, options={self._options}: hardly any question is for the split {split!r}; use options "
+                "that allow more questions"
             )
         return task
 
     def _draw(self, seed: int) -> ReasoningTask:
-        return self._drawn(self.dataset, self.options, seed)
+        return self._drawn(self.dataset, self._options, seed)
 
     def _drawn(self, dataset: str, options: Mapping[str, Any], seed: int) -> ReasoningTask:
         _, entry = scorer.draw(dataset, options, seed)
@@ -196,9 +179,10 @@ class ReasoningGym(Environment):
         gold = task.entry.get("answer")
         if repeats(answer, task.question) and not (isinstance(gold, str) and _flat(answer) == _flat(gold)):
             return 0.0
-        return self._ask(self.dataset, self.options, task.seed, answer)["score"]
+        return self._ask(self.dataset, self._options, task.seed, answer)[0]
 
-    def _ask(self, dataset: str, options: Mapping[str, Any], seed: int, answer: str) -> Scored:
+    def _ask(self, dataset: str, options: Mapping[str, Any], seed: int, answer: str) -> tuple[float, bool]:
+        """Returns the score, and whether the scorer wanted to execute the answer."""
         request = {
             "modules": self._modules,
             "dataset": dataset,
@@ -206,8 +190,8 @@ class ReasoningGym(Environment):
             "seed": seed,
             "answer": answer,
         }
-        scored: Scored | None = _SCORER.ask(request)
-        return Scored(score=0.0, evaluates=False) if scored is None else scored
+        score, evaluates = _SCORER.ask(request) or (0.0, False)
+        return score, evaluates
 
     async def _score(self, task: ReasoningTask, reply: str) -> Score:
         answer = self.parse(reply)

@@ -20,8 +20,10 @@ from typing import Annotated, Literal, Protocol
 from annotated_types import Ge, Le
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, Team, stable_hash
+from verl_atgrpo.environments.common.options import option_error, with_options
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.ports.foreign import FAULTS, line, seeded
+from verl_atgrpo.train.config.kinds import Finite
 
 OnIllegal = Literal["end", "again"]
 Side = Sequence[str] | Literal["turns"] | None
@@ -55,19 +57,15 @@ class LiveGame(Protocol):
 
     def asked(self) -> tuple[str, str] | None:
         """Returns the agent whose turn it is and its prompt, or None if the game is over."""
-        ...
 
     def play(self, reply: str) -> Move:
         """Plays a reply of the agent whose turn it is; raises Refused if that is impossible."""
-        ...
 
     def opening(self) -> str:
         """Returns the game's whole state before the first move, as text."""
-        ...
 
     def close(self) -> None:
         """Ends the game."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,65 +81,48 @@ After = Callable[[Sequence[str], Position, str], Awaitable[Position | None]]
 if it cannot be played."""
 
 
+@with_options
 class TurnGame(Environment):
     """A turn-based game; subclasses play replies."""
 
-    where: str
+    where = ""
     """The option that names the game, with its value, for messages."""
     origin = ""
     """What the tasks' seeds derive from; by default `where`."""
     history = False
     """Whether an agent's prompt begins with its earlier prompts and replies."""
 
-    def set_rules(
-        self,
-        agents: Sequence[object],
-        team: Side,
-        max_steps: int,
-        success_return: float,
-        illegal_reward: float,
-        on_illegal: OnIllegal,
-        shared_openings: bool,
-        seed: int,
-    ) -> None:
-        """Sets the options that all such games have.
+    team: Side = None
+    """Agents whose mean reward is the team's part and whose mean return is the episode's; null: all. The others have
+    their own reward only. `turns`: a single one, another in every task, and the others are its opponents
+    (docs/self_play.md)."""
+    max_steps: Steps = 50
+    """Decisions after which an episode ends without success."""
+    success_return: Finite = 1.0
+    """Least mean return of a success."""
+    illegal_reward: Finite = -1.0
+    """Team and local reward of an illegal reply; no reward may be less."""
+    on_illegal: OnIllegal = "end"
+    """What follows an illegal reply for which the game has no rule."""
+    shared_openings: bool = False
+    """Allows the same openings in training and validation, for games that have only one."""
+    seed: int = 0
+    """Tasks derive from it."""
 
-        Args:
-            agents: names of the players.
-            team: agents whose mean reward is the team's part and whose mean return is the episode's; null: all. The
-                others have their own reward only. `turns`: a single one, another in every task, and the others are
-                its opponents (docs/self_play.md).
-            max_steps: decisions after which an episode ends without success.
-            success_return: least mean return of a success.
-            illegal_reward: team and local reward of an illegal reply; no reward may be less.
-            on_illegal: what follows an illegal reply for which the game has no rule.
-            shared_openings: allows the same openings in training and validation, for games that have only one.
-            seed: tasks derive from it.
-
-        Raises EnvironmentConfigError for an invalid value.
-        """
+    def set_agents(self, agents: Sequence[object]) -> None:
+        """Sets the names of the players; raises EnvironmentConfigError if they or the option `team` are invalid."""
         for agent in agents:
             if not isinstance(agent, str) or not agent.isidentifier():
                 raise EnvironmentConfigError(f"{self.where}: its agent {agent!r} is no identifier; rename it")
         self.agents = tuple(map(str, agents))  # type: ignore[misc]  # depend on the options
-        self.in_turn = team == "turns"
+        self.in_turn = self.team == "turns"
         if self.in_turn and len(self.agents) < 2:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.team='turns': {self.agents[0]!r} has no opponent here; leave it out"
-            )
-        team = self.agents if team is None or isinstance(team, str) else team
+            raise option_error(f"team='turns': {self.agents[0]!r} has no opponent here; leave it out")
+        team = self.agents if self.team is None or isinstance(self.team, str) else self.team
         for agent in team:
             if agent not in self.agents:
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.team: {agent!r} is not an agent here, use some of {', '.join(self.agents)}"
-                )
+                raise option_error(f"team: {agent!r} is not an agent here, use some of {', '.join(self.agents)}")
         self._team = tuple(team) or self.agents
-        self.max_steps = max_steps
-        self.success_return = success_return
-        self.illegal_reward = illegal_reward
-        self.on_illegal = on_illegal
-        self.shared_openings = shared_openings
-        self.seed = seed
 
     def side(self, task: int) -> tuple[str, ...]:
         """Returns the agents whose return counts in a game."""
@@ -237,9 +218,9 @@ class TurnGame(Environment):
 
     def _check_reward(self, agent: str, reward: float) -> None:
         if not math.isfinite(reward) or reward < self.illegal_reward:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.illegal_reward={self.illegal_reward}: {agent!r} earned {reward}; rewards are "
-                "finite, and none is less than that of an illegal reply: lower it"
+            raise option_error(
+                f"illegal_reward={self.illegal_reward}: {agent!r} earned {reward}; rewards are finite, and none is "
+                "less than that of an illegal reply: lower it"
             )
 
     async def _score(

@@ -65,10 +65,9 @@ def draw(dataset: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Mapp
 
 
 def main() -> None:
-    """Reads {modules, dataset, options, seed, answer}; writes {score, evaluates}.
+    """Reads {modules, dataset, options, seed, answer}; writes the score, and whether the scorer executes texts.
 
-    `modules` are imported first, as they register data sets. `evaluates` means that the scorer wanted to execute a
-    text.
+    `modules` are imported first, as they register data sets.
     """
     guard = _Guard()
 
@@ -93,7 +92,7 @@ def main() -> None:
         guard.met = False
         score = _paid(made, request["answer"], entry)
         guard.allowed = None
-        return {"score": score, "evaluates": guard.met}
+        return score, guard.met
 
     serve(answer, lambda request: CPU_SECONDS, MEMORY_BYTES, prepare=drawn)
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.common.limited import LimitedProcess
-from verl_atgrpo.environments.common.options import Players, check_installed, checked_options
+from verl_atgrpo.environments.common.options import Players, check_installed, with_options
 from verl_atgrpo.environments.common.replies import without_echo
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, seeded
-from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Position, ReplayedGame, Side, Steps, logger
+from verl_atgrpo.environments.ports.replayed_game import Move, Position, ReplayedGame, logger
 from verl_atgrpo.play.quoting import READ
-from verl_atgrpo.train.config.kinds import Finite
 
 _PLAYER = LimitedProcess("verl_atgrpo.environments.ports.player")
 """Of all games of this process."""
@@ -25,39 +24,22 @@ _READ = 1000
 """Characters of a reply, from its end, that a game gets: the patterns of some take quadratic time."""
 
 
+@with_options
 class TextArenaGame(ReplayedGame):
     """A game of TextArena that plays offline; the game's own prompt says what an answer looks like."""
 
-    @checked_options
-    def __init__(
-        self,
-        game: str = "",
-        players: Players = 1,
-        options: Mapping[str, Any] | None = None,
-        team: Side = None,
-        max_steps: Steps = 50,
-        success_return: Finite = 1.0,
-        illegal_reward: Finite = -1.0,
-        on_illegal: OnIllegal = "end",
-        shared_openings: bool = False,
-        seed: int = 0,
-    ) -> None:
-        """Makes the game a few times to check that it is deterministic.
+    game: str = ""
+    """Its name for `textarena.make`, without "-raw"."""
+    players: Players = 1
+    """The number of agents: player_0, player_1, ..."""
+    options: Mapping[str, Any] | None = None
+    """Keyword arguments of the game."""
 
-        Args:
-            game: its name for `textarena.make`, without "-raw".
-            players: the number of agents: player_0, player_1, ...
-            options: keyword arguments of the game.
-            team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `ReplayedGame`.
-
-        Raises EnvironmentConfigError for an invalid value, and for a game that cannot be made or is not
-        deterministic.
-        """
+    def __post_init__(self) -> None:
         check_installed("textarena", "TextArena", "textarena")
-        self.where = f"at_grpo.environment.game={game!r}"
-        self._game, self._players, self._options = game, players, dict(options or {})
-        agents = [f"player_{number}" for number in range(players)]
-        self.set_rules(agents, team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed)
+        self.where = f"at_grpo.environment.game={self.game!r}"
+        self._options = dict(self.options or {})
+        self.set_agents([f"player_{number}" for number in range(self.players)])
         self._check_game()
         self.check_deterministic()
 
@@ -65,15 +47,15 @@ class TextArenaGame(ReplayedGame):
         """Returns the game after reset(num_players=players, seed=seed)."""
         import textarena
 
-        game = textarena.make(self._game, **self._options)
-        game.reset(num_players=self._players, seed=seed)
+        game = textarena.make(self.game, **self._options)
+        game.reset(num_players=self.players, seed=seed)
         return _Running(game, self.where)
 
     async def after(self, seed: int, replies: Sequence[str], position: Position, reply: str) -> Position | None:
         """Returns the position after `reply`, played in a process under limits (`player`); None beyond them."""
         import textarena
 
-        entry = textarena.envs.registration.ENV_REGISTRY[self._game].entry_point
+        entry = textarena.envs.registration.ENV_REGISTRY[self.game].entry_point
         module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
         request: dict[str, object] = {
             "module": module,
@@ -93,20 +75,19 @@ class TextArenaGame(ReplayedGame):
             logger.warning("%s", message)
         if (found := played["after"]) is None:
             return None
-        asked = found["asked"] and (found["asked"][0], found["asked"][1])
-        return Position(asked, Move(found["rewards"], found["legal"]))
+        return Position(found["asked"] and tuple(found["asked"]), Move(**found["move"]))
 
     def _check_game(self) -> None:
         import textarena
 
-        if self._game not in textarena.envs.registration.ENV_REGISTRY:
+        if self.game not in textarena.envs.registration.ENV_REGISTRY:
             raise EnvironmentConfigError(f"{self.where}: TextArena has no such game; its names look like Chess-v0")
         try:
             with seeded(0):
                 self.begin(0)
         except (*FAULTS, OSError, ImportError) as error:
             raise EnvironmentConfigError(
-                f"{self.where}, players={self._players}, options={self._options}: cannot be made, {line(error)}"
+                f"{self.where}, players={self.players}, options={self._options}: cannot be made, {line(error)}"
             ) from error
 
 

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from annotated_types import Gt, Le
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
-from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
+from verl_atgrpo.environments.common.options import Turns, check_installed, option_error, with_options
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.ports.foreign import FAULTS, line
 from verl_atgrpo.play.types import EpisodeFailed
@@ -30,7 +30,6 @@ from verl_atgrpo.train.config.kinds import Finite
 if TYPE_CHECKING:
     from verl_atgrpo.environments.ports.verifiers_seats import Names
 
-_CONFIG = "at_grpo.environment.config"
 _MODEL = "policy"
 """What requests call the model; each agent's endpoint knows its own."""
 _MOST_COMPLETIONS = 1_000_000
@@ -50,49 +49,41 @@ class _Serving:
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
 
+@with_options
 class VerifiersEnvironment(Environment):
-    """An environment of verifiers 0.4 with its taskset, harnesses, tools and rewards."""
+    """An environment of verifiers 0.4 with its taskset, harnesses, tools and rewards.
 
-    @checked_options
-    def __init__(
-        self,
-        config: Mapping[str, Any] | None = None,
-        train: Mapping[str, Any] | None = None,
-        val: Mapping[str, Any] | None = None,
-        reward_of: str | None = None,
-        success_reward: Finite = 1.0,
-        metrics: Sequence[str] | None = None,
-        max_turns: Turns = 64,
-        timeout: Annotated[float, Gt(0), Le(1_000_000)] = 3600.0,
-    ) -> None:
-        """Makes the environment and reads its tasks.
+    Refused is one that cannot be made, has no tasks for a split, samples by itself, or would execute what a model
+    writes on this machine.
+    """
 
-        Args:
-            config: verifiers' own `[env]` block: `taskset` with its id, the environment's `id`, a section for each
-                seat.
-            train: `taskset`, what differs there from that of `config`, and `select` (verifiers' `SelectConfig`); null
-                for both splits: one in eight tasks is for validation.
-            val: the same for validation.
-            reward_of: the seat whose reward is the episode's; null: the mean over all trained seats.
-            success_reward: least reward of a success.
-            metrics: metrics of the environment to report.
-            max_turns: most turns of a seat, unless its section says otherwise.
-            timeout: seconds of an episode.
+    config: Mapping[str, Any] | None = None
+    """verifiers' own `[env]` block: `taskset` with its id, the environment's `id`, a section for each seat."""
+    train: Mapping[str, Any] | None = None
+    """`taskset`, what differs there from that of `config`, and `select` (verifiers' `SelectConfig`); null for both
+    splits: one in eight tasks is for validation."""
+    val: Mapping[str, Any] | None = None
+    """The same for validation."""
+    reward_of: str | None = None
+    """The seat whose reward is the episode's; null: the mean over all trained seats."""
+    success_reward: Finite = 1.0
+    """Least reward of a success."""
+    metrics: Sequence[str] | None = None
+    """Metrics of the environment to report."""
+    max_turns: Turns = 64
+    """Most turns of a seat, unless its section says otherwise."""
+    timeout: Annotated[float, Gt(0), Le(1_000_000)] = 3600.0
+    """Seconds of an episode."""
 
-        Raises EnvironmentConfigError for an invalid value, and for an environment that cannot be made, has no tasks
-        for a split, samples by itself, or would execute what a model writes on this machine.
-        """
+    def __post_init__(self) -> None:
         check_installed("verifiers", "verifiers", "verifiers")
-        self.success_reward, self.timeout = success_reward, timeout
-        self.metrics, self.reward_of = tuple(metrics or ()), reward_of
+        config, train, val, reward_of = self.config, self.train, self.val, self.reward_of
         if (train is None) != (val is None):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.train={train!r:.80}, val={val!r:.80}: give both, or neither to split one taskset"
-            )
+            raise option_error(f"train={train!r:.80}, val={val!r:.80}: give both, or neither to split one taskset")
         try:
             import verifiers.v1 as vf
 
-            self._raw = _with_defaults(vf, config or {}, max_turns)
+            self._raw = _with_defaults(vf, config or {}, self.max_turns)
             self._env = vf.load_environment(vf.resolve_env_config(copy.deepcopy(self._raw)))
             seats = {name: value for name, value in self._env.config if isinstance(value, vf.AgentConfig)}
             self.agents = tuple(  # type: ignore[misc]  # depend on the options
@@ -105,12 +96,10 @@ class VerifiersEnvironment(Environment):
         except (*FAULTS, ImportError, OSError) as error:
             if isinstance(error, EnvironmentConfigError):
                 raise
-            raise EnvironmentConfigError(f"{_CONFIG}={config!r:.200}: cannot be made, {line(error)}") from error
+            raise option_error(f"config={config!r:.200}: cannot be made, {line(error)}") from error
         self.schemes = dict.fromkeys(self.agents, ("parallel", "branch", "own"))  # type: ignore[misc]
         if reward_of is not None and reward_of not in seats:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.reward_of={reward_of!r} is no seat here: use one of {', '.join(seats)}"
-            )
+            raise option_error(f"reward_of={reward_of!r} is no seat here: use one of {', '.join(seats)}")
         self._serving: WeakKeyDictionary[asyncio.AbstractEventLoop, _Serving] = WeakKeyDictionary()
 
     def _untrained(self, vf: Any) -> tuple[str, ...]:
@@ -126,16 +115,14 @@ class VerifiersEnvironment(Environment):
 
     def _tasks_of(self, vf: Any, split: Split, given: Mapping[str, Any] | None) -> _Tasks:
         if unknown := {*(given or {})} - {"taskset", "select"}:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.{split}.{min(unknown)} is unknown: it takes taskset and select"
-            )
+            raise option_error(f"{split}.{min(unknown)} is unknown: it takes taskset and select")
         given = given or {}
         merged = {**self._raw, "taskset": {**self._raw.get("taskset", {}), **given.get("taskset", {})}}
         taskset = vf.load_taskset(vf.resolve_env_config(copy.deepcopy(merged)).taskset)
         selected = taskset.select(vf.SelectConfig.model_validate(copy.deepcopy(dict(given.get("select", {})))))
         tasks = _Tasks(selected, None if given else split)
         if not tasks.has(0):
-            raise EnvironmentConfigError(f"at_grpo.environment.{split}: the taskset has no task for this split")
+            raise option_error(f"{split}: the taskset has no task for this split")
         return tasks
 
     def _common_words(self) -> tuple[int, int] | None:
@@ -149,7 +136,7 @@ class VerifiersEnvironment(Environment):
         """Returns task `index` of `split`, a task of verifiers."""
         tasks = self._read[split]
         if not tasks.has(index):
-            raise EnvironmentConfigError(f"at_grpo.environment.{split}: the taskset has no task {index} of this split")
+            raise option_error(f"{split}: the taskset has no task {index} of this split")
         return tasks.made[index]
 
     def num_tasks(self, split: Split) -> int | None:
@@ -226,7 +213,7 @@ class VerifiersEnvironment(Environment):
             f"reward_{name}": _mean(one.reward for one in episode.by_agent.get(name, [])) for name in self.agents
         }
         metrics["turns"] = float(episode.num_turns)
-        for name in self.metrics:
+        for name in self.metrics or ():
             metrics[name] = _mean(one.metrics[name] for one in episode.traces if one.metrics.get(name) is not None)
         return Outcome(reward >= self.success_reward, reward, metrics)
 
@@ -294,33 +281,31 @@ def _check_seats(vf: Any, config: Any, seats: Mapping[str, Any], ours: Sequence[
     from verifiers.v1.runtimes import runtime_is_local
 
     if not ours:
-        raise EnvironmentConfigError(f"{_CONFIG}: all seats have a client of their own; remove one to train it")
+        raise option_error("config: all seats have a client of their own; remove one to train it")
     for where, retries in [("", config.retries), *((f".{name}", seats[name].retries) for name in ours)]:
         if retries.max_retries or retries.rules:
-            raise EnvironmentConfigError(
-                f"{_CONFIG}{where}.retries: remove it; a failed episode is replaced by one of another task"
+            raise option_error(
+                f"config{where}.retries: remove it; a failed episode is replaced by one of another task"
             )
     for name, spec in seats.items():
-        where = f"{_CONFIG}.{name}"
+        where = f"config.{name}"
         if name in ours and spec.model is not None:
-            raise EnvironmentConfigError(
+            raise option_error(
                 f"{where}.model={spec.model!r}: at_grpo.agents says which policy answers; remove it, or add a client"
             )
         sampling = {} if spec.sampling is None else spec.sampling.model_dump(exclude_unset=True)
         if name in ours and (sampled := sorted({*sampling} - {"max_tokens"})):
-            raise EnvironmentConfigError(
-                f"{where}.sampling.{sampled[0]}: at_grpo.sampling says how it samples; remove it"
-            )
+            raise option_error(f"{where}.sampling.{sampled[0]}: at_grpo.sampling says how it samples; remove it")
         if not runtime_is_local(spec.runtime):
-            raise EnvironmentConfigError(
+            raise option_error(
                 f"{where}.runtime.type={spec.runtime.type!r} is elsewhere and cannot reach our endpoints: use "
                 "subprocess, docker, podman or apptainer"
             )
         harness = vf.load_harness(config.agent_harnesses()[name])
         if harness.EXECUTES_CODE and isinstance(spec.runtime, vf.SubprocessConfig):
-            raise EnvironmentConfigError(
-                f"{where}.harness.id={harness.config.id!r} executes what the model writes, on this machine: give it "
-                "a runtime of type docker, podman or apptainer, or the harness null"
+            raise option_error(
+                f"{where}.harness.id={harness.config.id!r} executes what the model writes, on this machine: give it a "
+                "runtime of type docker, podman or apptainer, or the harness null"
             )
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_atgrpo import EnvironmentConfigError, Split, stable_hash
+from verl_atgrpo import Split, stable_hash
+from verl_atgrpo.environments.common.options import option_error
 from verl_atgrpo.environments.common.records import read_records
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.search.answers import normalised
@@ -179,11 +180,11 @@ def read_corpus(source: object, option: str) -> Corpus:
     Raises EnvironmentConfigError if it cannot be read.
     """
     rows = read_records(source, option, {"title": "title", "text": "text"})
-    return Corpus(Document(_text(row["title"]), _text(row["text"])) for row in rows)
+    return Corpus(Document(str(row["title"]), str(row["text"])) for row in rows)
 
 
-def read_questions(source: object, option: str) -> list[tuple[str, tuple[str, ...], tuple[str, ...], list[Document]]]:
-    """Returns (question, answers, supporting titles, documents of its own) of a data set.
+def read_questions(source: object, option: str) -> list[Question]:
+    """Returns the questions of a data set, each with a corpus of its own documents.
 
     HotpotQA and 2WikiMultihopQA have the columns `context` and `supporting_facts`, as mappings, pairs or JSON; a data
     set without them needs a corpus.
@@ -196,14 +197,14 @@ def read_questions(source: object, option: str) -> list[tuple[str, tuple[str, ..
         answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
         asked = isinstance(row["question"], str) and bool(row["question"].strip())
         if not asked or not answers or not all(isinstance(one, str) and normalised(one) for one in answers):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.{option}: the question {str(row['question'])[:80]!r} has the answer "
-                f"{str(row['answer'])[:80]!r}; both are texts with words, or the answer is a list of texts"
+            raise option_error(
+                f"{option}: the question {str(row['question'])[:80]!r} has the answer {str(row['answer'])[:80]!r}; "
+                "both are texts with words, or the answer is a list of texts"
             )
         facts = _parsed(row["supporting_facts"]) or ()
         titles = facts["title"] if isinstance(facts, Mapping) else [fact[0] for fact in facts]
         own = _paragraphs(_parsed(row["context"]))
-        found.append((row["question"], tuple(answers), tuple(dict.fromkeys(titles)), own))
+        found.append(Question(row["question"], tuple(answers), tuple(dict.fromkeys(titles)), Corpus(own)))
     return found
 
 
@@ -212,15 +213,11 @@ def _paragraphs(context: Any) -> list[Document]:
     if not context:
         return []
     pairs = zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context
-    return [Document(_text(title), "".join(sentences).strip()) for title, sentences in pairs]
+    return [Document(str(title), "".join(sentences).strip()) for title, sentences in pairs]
 
 
 def _parsed(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else str(value)
 
 
 def contains_title(text: str, titles: Sequence[str]) -> list[str]:

@@ -11,16 +11,17 @@ import functools
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import field, replace
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, Team
-from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
+from verl_atgrpo import Agent, Message, Outcome, Score, Split, Team
+from verl_atgrpo.environments.common.options import Turns, check_installed, option_error, with_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import after_thoughts
 from verl_atgrpo.environments.common.words import read_word
-from verl_atgrpo.environments.common.workflow import chat, fixed_options
+from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.environments.search.answers import contains, exact, f1
 from verl_atgrpo.environments.search.corpus import (
     ASKED,
@@ -37,8 +38,6 @@ from verl_atgrpo.environments.search.corpus import (
 from verl_atgrpo.play.messages import Reply
 from verl_atgrpo.play.tool_use import ToolUse, use_tools
 
-EndScore = Callable[[str], Score]
-"""An answer's score."""
 _DOCUMENT = 2000
 """Characters of a document, from its start, that a search shows."""
 _LONGEST, _WORDS = 100, 8
@@ -50,82 +49,58 @@ _QUESTION = 500
 _ASK = "Answer with a few words and nothing else."
 
 
+@with_options
 class SearchEnvironment(DataSetEnvironment[Question]):
     """Questions over a corpus; subclasses define who searches."""
 
-    @checked_options
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        corpus: object = None,
-        results: Annotated[int, Ge(1), Le(100)] = 3,
-        max_turns: Turns = 4,
-        max_searches: Turns = 3,
-        people: Annotated[int, Ge(4), Le(len(PEOPLE))] | None = None,
-        cities: Annotated[int, Ge(4), Le(len(CITIES))] | None = None,
-        seed: int | None = None,
-    ) -> None:
-        """Reads the questions, or generates them if there are none.
+    train: object = None
+    """Training questions (columns: question, answer, context, supporting_facts); null for both splits: generated
+    ones."""
+    val: object = None
+    """Validation questions."""
+    corpus: object = None
+    """Documents (columns: title, text); null: the contexts of all questions."""
+    results: Annotated[int, Ge(1), Le(100)] = 3
+    """Documents that a search returns."""
+    max_turns: Turns = 4
+    """Replies of the agent that answers; rounds of the routed team."""
+    max_searches: Turns = 3
+    """Replies of a worker, each a search or its answer."""
+    people: Annotated[int, Ge(4), Le(len(PEOPLE))] | None = None
+    """People of a generated task (48)."""
+    cities: Annotated[int, Ge(4), Le(len(CITIES))] | None = None
+    """Cities of a generated task (24)."""
+    seed: int | None = None
+    """Generated tasks derive from it (0)."""
 
-        Args:
-            train: training questions (columns: question, answer, context, supporting_facts); null for both splits:
-                generated ones.
-            val: validation questions.
-            corpus: documents (columns: title, text); null: the contexts of all questions.
-            results: documents that a search returns.
-            max_turns: replies of the agent that answers; rounds of the routed team.
-            max_searches: replies of a worker, each a search or its answer.
-            people: people of a generated task (48).
-            cities: cities of a generated task (24).
-            seed: generated tasks derive from it (0).
-
-        Raises EnvironmentConfigError if bm25s is missing, or a section is unreadable or has no documents.
-        """
+    def __post_init__(self) -> None:
         check_installed("bm25s", "bm25s, which searches,", "search")
-        self.results, self.max_turns, self.max_searches = results, max_turns, max_searches
-        self.generated = train is None and val is None
+        self.generated = self.train is None and self.val is None
         if self.generated:
-            if corpus is not None:
-                raise EnvironmentConfigError(
-                    "at_grpo.environment.corpus: generated questions have their own documents; set train and val, or "
-                    "corpus: null"
+            if self.corpus is not None:
+                raise option_error(
+                    "corpus: generated questions have their own documents; set train and val, or corpus: null"
                 )
-            self.people, self.cities, self.seed = people or 48, cities or 24, seed or 0
             return
-        for name, value in (("people", people), ("cities", cities), ("seed", seed)):
-            if value is not None:
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.{name}={value}: has no effect on the questions of a data set; set it to null"
-                )
-        self._read(train, val, corpus)
+        for name in ("people", "cities", "seed"):
+            if (value := getattr(self, name)) is not None:
+                raise option_error(f"{name}={value}: has no effect on the questions of a data set; set it to null")
+        self._read()
 
-    def _read(self, train: object, val: object, corpus: object) -> None:
-        shared = None if corpus is None else read_corpus(corpus, "corpus")
-        rows: dict[Split, list[list[tuple[str, tuple[str, ...], tuple[str, ...], list[Document]]]]]
-        rows = {"train": [], "val": []}
-
-        def read(split: Split, section: object, where: str) -> Sequence[Question]:
-            rows[split].append(read_questions(section, where))
-            return [None] * len(rows[split][-1])  # type: ignore[list-item]  # filled below, with the corpus
-
-        self.read_tasks(train, val, read)
-        everything = [row for parts in rows.values() for part in parts for row in part]
-        documents = [document for _, _, _, own in everything for document in own]
-        if shared is None and not documents:
-            raise EnvironmentConfigError(
-                "at_grpo.environment.corpus=null: the questions have no column context; name a corpus of documents"
-            )
-        known = shared or Corpus(documents)
-        self._tasks = {
-            split: tuple(Question(text, answers, titles, known) for part in parts for text, answers, titles, _ in part)
-            for split, parts in rows.items()
-        }
+    def _read(self) -> None:
+        shared = None if self.corpus is None else read_corpus(self.corpus, "corpus")
+        self.read_tasks(lambda split, section, where: read_questions(section, where))
+        everything = [question for tasks in self._tasks.values() for question in tasks]
+        corpus = shared or Corpus(document for question in everything for document in question.corpus.documents)
+        if not corpus.documents:
+            raise option_error("corpus=null: the questions have no column context; name a corpus of documents")
+        for split, tasks in self._tasks.items():
+            self._tasks[split] = tuple(replace(question, corpus=corpus) for question in tasks)
 
     def task(self, split: Split, index: int) -> Question:
         """Returns question `index` of `split`."""
         if self.generated:
-            return two_hop(split, index, self.seed, self.people, self.cities).question
+            return two_hop(split, index, self.seed or 0, self.people or 48, self.cities or 24).question
         return super().task(split, index)
 
     def num_tasks(self, split: Split) -> int | None:  # type: ignore[override]
@@ -192,19 +167,17 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         self,
         task: Question,
         wanted: Sequence[str],
-        team: Team,
-        agent: str,
+        agent: Agent,
         prompt: list[Message],
         turns: int,
-        score_end: EndScore,
+        score_end: Callable[[str], Score],
     ) -> ToolUse:
         """Lets an agent search until it answers.
 
         Args:
             task: the question.
             wanted: titles of the documents that it has to find.
-            team: the agent's.
-            agent: its name.
+            agent: who searches.
             prompt: what it is asked.
             turns: most replies.
             score_end: the score of an answer.
@@ -225,7 +198,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
             return Score(local=max(worth, default=0.0))
 
         most = self.results * (_DOCUMENT + 1)
-        return await use_tools(team[agent], prompt, [search], score, max_turns=turns, max_characters=most)
+        return await use_tools(agent, prompt, [search], score, max_turns=turns, max_characters=most)
 
 
 class Search(SearchEnvironment):
@@ -245,8 +218,7 @@ class Search(SearchEnvironment):
             done = await self.look_up(
                 task,
                 self.wanted(task, question),
-                team,
-                "worker",
+                team.worker,
                 self.worker_prompt(question),
                 self.max_searches,
                 lambda answer: self.score_summary(task, question, answer),
@@ -265,19 +237,15 @@ class Search(SearchEnvironment):
             worth = [self.score_question(task, earlier, question) for question in asked if question is not None]
             return Score(local=max(worth, default=0.0))
 
-        prompt = self.planner_prompt(task)
-        # No time-out: the worker's requests have their own, and wait while weights are synced.
-        done = await use_tools(team.planner, prompt, [ask_worker], score, max_turns=self.max_turns, timeout=None)
-        answer = None if done.answer is None else done.answer.text
-        return self.outcome(task, answer, questions=float(done.calls), searches=float(searches))
-
-    def planner_prompt(self, task: Question) -> list[Message]:
-        """Returns the planner's prompt."""
         system = (
             "You answer questions. A worker can search documents for you; it knows nothing but what you ask it. Ask "
             f"for one fact at a time. When you know the answer, {_ASK[0].lower()}{_ASK[1:]}"
         )
-        return chat(task.text, system)
+        prompt = chat(task.text, system)
+        # No time-out: the worker's requests have their own, and wait while weights are synced.
+        done = await use_tools(team.planner, prompt, [ask_worker], score, max_turns=self.max_turns, timeout=None)
+        answer = None if done.answer is None else done.answer.text
+        return self.outcome(task, answer, questions=float(done.calls), searches=float(searches))
 
     def worker_prompt(self, question: str) -> list[Message]:
         """Returns the worker's prompt."""
@@ -324,11 +292,12 @@ class Search(SearchEnvironment):
         return Score(local=self.likeness(answer, (*task.answers, *further)))
 
 
-@fixed_options(max_searches=1)
+@with_options
 class RoutedSearch(SearchEnvironment):
     """A verifier says whether to search or to answer, and one of two others does it (Dr. MAS)."""
 
     agents: ClassVar[tuple[str, ...]] = ("verifier", "searcher", "answerer")
+    max_searches: Turns = field(default=1, init=False)
 
     async def run(self, task: Question, team: Team) -> Outcome:
         """Plays one episode; success means that the answer matches exactly."""
@@ -367,17 +336,18 @@ class RoutedSearch(SearchEnvironment):
         return chat("\n".join((task.text, *(found or ["Nothing was found yet."]), ask)))
 
 
-@fixed_options(max_searches=1)
+@with_options
 class SingleSearch(SearchEnvironment):
     """One agent searches until it answers."""
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
+    max_searches: Turns = field(default=1, init=False)
 
     async def run(self, task: Question, team: Team) -> Outcome:
         """Plays one episode; success means that the answer matches exactly."""
         prompt = chat(task.text, f"You search documents to answer a question. {_ASK}")
         done = await self.look_up(
-            task, task.supporting, team, "solo", prompt, self.max_turns, lambda answer: self.score_answer(task, answer)
+            task, task.supporting, team.solo, prompt, self.max_turns, lambda answer: self.score_answer(task, answer)
         )
         return self.outcome(task, None if done.answer is None else done.answer.text, searches=float(done.calls))
 

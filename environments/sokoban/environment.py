@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import field
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import EnvironmentConfigError, Outcome, Score, Split, stable_hash
+from verl_atgrpo import Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
-from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, option_error, with_options
 from verl_atgrpo.environments.common.splits import draw_for, split_of
-from verl_atgrpo.environments.common.workflow import fixed_options
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
 
 
+@with_options
 class Sokoban(MoveGame[State]):
     """A tool user drafts, the planner decides, the player moves; up to `max_turns` turns."""
 
+    style = "full"
     rules = (
         "You play Sokoban: push every box onto a target. '#' is a wall, '-' is floor, '.' is a target, '$' is a box, "
         "'*' is a box on a target, '@' is the player, '+' is the player on a target. Moves are U (up), D (down), L "
@@ -41,52 +43,42 @@ class Sokoban(MoveGame[State]):
     search = "for each push name the square behind the box where the player must stand, and its way there."
     check = "follow the draft move by move; where it does not solve the board, find the pushes that do."
 
-    @checked_options
-    def __init__(
-        self,
-        size: Annotated[int, Ge(5), Le(20)] | None = None,
-        boxes: Annotated[int, Ge(1), Le(10)] | None = None,
-        wall_density: WallDensity | None = None,
-        min_solution: Annotated[int, Ge(1), Le(10_000)] | None = None,
-        seed: int | None = None,
-        levels: str | None = None,
-        max_turns: Turns = 4,
-        max_moves: Moves = 40,
-        tool: Tool = "python",
-        require_isolation: bool = False,
-    ) -> None:
-        """Sets the source of the boards and the form of the prompts.
+    size: Annotated[int, Ge(5), Le(20)] | None = None
+    """Side length of a generated board, walls around it included (6)."""
+    boxes: Annotated[int, Ge(1), Le(10)] | None = None
+    """Boxes on a generated board (1)."""
+    wall_density: WallDensity | None = None
+    """Probability of an inner cell to be a wall (0.1)."""
+    min_solution: Annotated[int, Ge(1), Le(10_000)] | None = None
+    """Least moves that solve a board (1); more than 1 takes a search for each."""
+    seed: int | None = None
+    """Boards derive from it (0)."""
+    levels: str | None = None
+    """A file of Boxoban levels instead of the generator; excludes all options above."""
+    max_turns: Turns = 4
+    """Most turns of an episode."""
+    max_moves: Moves = 40
+    """Most moves in one answer."""
+    tool: Tool = "python"
+    """`python`: the tool user writes a program that prints moves; `moves`: it drafts them itself."""
+    require_isolation: bool = False
+    """Refuses machines below level `namespaces` (docs/sandbox.md)."""
 
-        Args:
-            size: side length of a generated board, walls around it included (6).
-            boxes: boxes on a generated board (1).
-            wall_density: probability of an inner cell to be a wall (0.1).
-            min_solution: least moves that solve a board (1); more than 1 takes a search for each.
-            seed: boards derive from it (0).
-            levels: a file of Boxoban levels instead of the generator; excludes all options above.
-            max_turns: most turns of an episode.
-            max_moves: most moves in one answer.
-            tool: `python`: the tool user writes a program that prints moves; `moves`: it drafts them itself.
-            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
-
-        Raises:
-            EnvironmentConfigError: an option is invalid.
-        """
-        self.set_form(max_turns, tool, "moves", "full", require_isolation)
-        self.max_moves = max_moves
-        options = dict(size=size, boxes=boxes, wall_density=wall_density, min_solution=min_solution, seed=seed)
+    def __post_init__(self) -> None:
+        self.check_form("moves")
+        options = {name: getattr(self, name) for name in ("size", "boxes", "wall_density", "min_solution", "seed")}
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self._generator = Generator(**given)
         self._levels: dict[Split, list[SokobanTask]] | None = None
-        if levels is not None:
+        if self.levels is not None:
             if given:
                 named = ", ".join(f"{name}={value!r}" for name, value in given.items())
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.{named}: no effect with levels={levels!r}, which replaces the generator; "
-                    "remove one or the other"
+                raise option_error(
+                    f"{named}: no effect with levels={self.levels!r}, which replaces the generator; remove one or the "
+                    "other"
                 )
             self._levels = {"train": [], "val": []}
-            for level in read_levels(levels):
+            for level in read_levels(self.levels):
                 self._levels[split_of(self.task_key(level))].append(level)
 
     def task(self, split: Split, index: int) -> SokobanTask:
@@ -116,11 +108,9 @@ class Sokoban(MoveGame[State]):
         return task.ground
 
     def initial(self, task: SokobanTask) -> State:
-        """Returns the state before the first move."""
         return State.initial(task)
 
     def apply(self, state: State, answer: str) -> State:
-        """Moves the player."""
         return walk(state, answer).end
 
     def outcome(self, state: State, turns: int) -> Outcome:
@@ -170,9 +160,12 @@ class Sokoban(MoveGame[State]):
         return f"They lead to this board{blocked}:\n{_board(end)}\n{lost}".rstrip()
 
 
-@fixed_options(tool="moves", require_isolation=False)
+@with_options
 class SingleSokoban(SingleAgent[State, str], Sokoban):
     """One agent sees the board and moves; up to `max_turns` turns."""
+
+    tool: Tool = field(default="moves", init=False)
+    require_isolation: bool = field(default=False, init=False)
 
 
 def _board(state: State) -> str:

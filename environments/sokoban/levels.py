@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from verl_atgrpo import EnvironmentConfigError
+from verl_atgrpo.environments.common.options import option_error
 from verl_atgrpo.environments.common.splits import MOST_DRAWS
 from verl_atgrpo.environments.sokoban.board import Boxes, SokobanTask, paths
 
@@ -71,10 +72,10 @@ class Generator:
         cells = (self.size - 2) ** 2
         positions = cells * math.comb(cells, self.boxes)
         if self.min_solution > 1 and positions > MOST_POSITIONS:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.min_solution={self.min_solution}: takes a search of each board, and one of "
-                f"size={self.size} with boxes={self.boxes} has up to {positions:,} positions; make them fewer than "
-                f"{MOST_POSITIONS:,} by a lower size or boxes, or set it to 1"
+            raise option_error(
+                f"min_solution={self.min_solution}: takes a search of each board, and one of size={self.size} with "
+                f"boxes={self.boxes} has up to {positions:,} positions; make them fewer than {MOST_POSITIONS:,} by a "
+                "lower size or boxes, or set it to 1"
             )
 
     def draw(self, rng: random.Random) -> SokobanTask:
@@ -90,8 +91,8 @@ class Generator:
 
     def too_few(self, where: str) -> EnvironmentConfigError:
         """Returns the error for options that allow hardly any boards for `where`."""
-        return EnvironmentConfigError(
-            f"at_grpo.environment.size={self.size}, boxes={self.boxes}, wall_density={self.wall_density}, "
+        return option_error(
+            f"size={self.size}, boxes={self.boxes}, wall_density={self.wall_density}, "
             f"min_solution={self.min_solution}: hardly any board fits {where}; use a larger size, fewer boxes or a "
             "smaller min_solution"
         )
@@ -154,15 +155,11 @@ def read_levels(path: str) -> tuple[SokobanTask, ...]:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, TypeError, ValueError) as error:
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.levels={path!r}: not a readable text file ({error})"
-        ) from error
+        raise option_error(f"levels={path!r}: not a readable text file ({error})") from error
     drawings = [part.strip("\n") for part in re.split(r"(?m)^;.*$", text) if part.strip()]
     levels = [SokobanTask(drawing) for drawing in drawings if _playable(drawing)]
     if not levels:
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.levels={path!r}: no level in it; each is a line '; <number>', then rows of # .$*@+"
-        )
+        raise option_error(f"levels={path!r}: no level in it; each is a line '; <number>', then rows of # .$*@+")
     if len(levels) < len(drawings):
         logger.warning(
             "%s: %d of %d levels cannot be played and are left out", path, len(drawings) - len(levels), len(drawings)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import field
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import EnvironmentConfigError, Outcome, Score, Split, stable_hash
+from verl_atgrpo import Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import DraftingGame, SingleAgent
-from verl_atgrpo.environments.common.options import Turns, checked_options
+from verl_atgrpo.environments.common.options import Turns, option_error, with_options
 from verl_atgrpo.environments.common.splits import draw_for
-from verl_atgrpo.environments.common.workflow import Style, fixed_options
+from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.sudoku.grid import (
     EMPTY,
     FEWEST_CLUES,
@@ -30,48 +31,40 @@ from verl_atgrpo.environments.sudoku.grid import (
 )
 from verl_atgrpo.environments.sudoku.replies import parse_grid, parse_printed
 
+Tool = Literal["python", "grid"]
 
+
+@with_options
 class Sudoku(DraftingGame[State, str]):
     """A tool user drafts, the planner fills the grid; up to `max_turns` turns.
 
     An answer is the whole grid, with empty cells; `grid.enter` applies it to the current one.
     """
 
-    @checked_options
-    def __init__(
-        self,
-        size: Literal[4, 9] = 4,
-        clues: Annotated[int, Ge(4), Le(80)] | None = None,
-        max_turns: Turns = 4,
-        tool: Literal["python", "grid"] = "python",
-        style: Style = "full",
-        seed: int = 0,
-        require_isolation: bool = False,
-    ) -> None:
-        """Sets the size of the tasks and the form of the prompts.
+    size: Literal[4, 9] = 4
+    """Side length of the grid."""
+    clues: Annotated[int, Ge(4), Le(80)] | None = None
+    """Filled cells at the start; null: half of them, rounded down."""
+    max_turns: Turns = 4
+    """Most turns of an episode."""
+    tool: Tool = "python"
+    """`python`: the tool user writes a program that prints a grid; `grid`: it drafts one itself."""
+    style: Style = "full"
+    """`full` prompts explain the task; `compact` ones are for tiny models trained on them."""
+    seed: int = 0
+    """Tasks derive from it."""
+    require_isolation: bool = False
+    """Refuses machines below level `namespaces` (docs/sandbox.md)."""
 
-        Args:
-            size: side length of the grid.
-            clues: filled cells at the start; null: half of them, rounded down.
-            max_turns: most turns of an episode.
-            tool: `python`: the tool user writes a program that prints a grid; `grid`: it drafts one itself.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
-            seed: tasks derive from it.
-            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
-
-        Raises:
-            EnvironmentConfigError: an option is invalid.
-        """
-        clues = size * size // 2 if clues is None else clues
-        if not FEWEST_CLUES[size] <= clues < size * size:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.clues={clues}: a whole number, at least {FEWEST_CLUES[size]} and at most "
-                f"{size * size - 1} for size={size}, which leaves one hole"
+    def __post_init__(self) -> None:
+        size = self.size
+        self._clues = size * size // 2 if self.clues is None else self.clues
+        if not FEWEST_CLUES[size] <= self._clues < size * size:
+            raise option_error(
+                f"clues={self._clues}: a whole number, at least {FEWEST_CLUES[size]} and at most {size * size - 1} "
+                f"for size={size}, which leaves one hole"
             )
-        self.set_form(max_turns, tool, "grid", style, require_isolation)
-        self.size = size
-        self.clues = clues
-        self.seed = seed
+        self.check_form("grid")
         box = math.isqrt(size)
         self.rules = (
             f"You fill a Sudoku of {size} rows and {size} columns; '.' is an empty cell. Every row, every column and "
@@ -89,15 +82,15 @@ class Sudoku(DraftingGame[State, str]):
         rng = random.Random(stable_hash("sudoku", self.seed, split, index))
         task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
         if task is None:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.clues={self.clues}: hardly any puzzle of size={self.size} is left for the "
-                f"split {split!r}; use fewer clues"
+            raise option_error(
+                f"clues={self._clues}: hardly any puzzle of size={self.size} is left for the split {split!r}; use "
+                "fewer clues"
             )
         return task
 
     def _draw_task(self, rng: random.Random) -> SudokuTask:
         while True:  # ends soon: see FEWEST_CLUES
-            task = generate(self.size, self.clues, rng)
+            task = generate(self.size, self._clues, rng)
             if task is not None:
                 return task
 
@@ -118,11 +111,9 @@ class Sudoku(DraftingGame[State, str]):
         return task.solution
 
     def initial(self, task: SudokuTask) -> State:
-        """Returns the state before the first turn."""
         return State.initial(task)
 
     def apply(self, state: State, answer: str) -> State:
-        """Enters the grid."""
         return enter(state, answer)
 
     def outcome(self, state: State, turns: int) -> Outcome:
@@ -154,11 +145,9 @@ class Sudoku(DraftingGame[State, str]):
         return Score(team=float(after.solved), local=0.2 + shape + 0.6 * progress(state, after))
 
     def parse(self, reply: str) -> str | None:
-        """Returns the grid in a reply of this environment's style, or None."""
         return parse_grid(reply, self.style, self.size)
 
     def parse_printed(self, output: str) -> str | None:
-        """Returns the grid at the end of a program's output, or None."""
         return parse_printed(output, self.size)
 
     # ------------------------------------------------------------------ prompts
@@ -206,9 +195,12 @@ class Sudoku(DraftingGame[State, str]):
         return "\n".join(gap.join(grid[start : start + self.size]) for start in range(0, len(grid), self.size))
 
 
-@fixed_options(tool="grid", require_isolation=False)
+@with_options
 class SingleSudoku(SingleAgent[State, str], Sudoku):
     """One agent sees the grid and fills it; up to `max_turns` turns."""
+
+    tool: Tool = field(default="grid", init=False)
+    require_isolation: bool = field(default=False, init=False)
 
 
 def _writes(state: State, grid: str) -> bool:

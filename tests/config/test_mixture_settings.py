@@ -10,7 +10,7 @@ pytest.importorskip("verl")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 
-from verl_atgrpo.environments.walk.environment import Walk
+from verl_atgrpo.environments.walk import Walk
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.trainer.dataset import TeamTaskDataset, wire

@@ -14,9 +14,9 @@ from verl_atgrpo import EnvironmentConfigError, Score, check_environment, make
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.splits import part_of
 from verl_atgrpo.environments.common.words import read_number, read_word
-from verl_atgrpo.environments.number_search.environment import Search
+from verl_atgrpo.environments.number_search import Search
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State
-from verl_atgrpo.environments.walk.environment import DIRECTIONS, exact_steps, where_goal_lies
+from verl_atgrpo.environments.walk import DIRECTIONS, exact_steps, where_goal_lies
 from verl_atgrpo.play.testing import Script
 from verl_atgrpo.play.types import EpisodeRecord
 

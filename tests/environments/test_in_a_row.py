@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from verl_atgrpo import EnvironmentConfigError, ScriptedTeam, check_environment, make
-from verl_atgrpo.environments.in_a_row.board import Rules, best_moves, choose, value
-from verl_atgrpo.environments.in_a_row.environment import Game, InARow
+from verl_atgrpo.environments.in_a_row import Game, InARow, Rules, best_moves, choose, value
 from verl_atgrpo.play.environment import play
 from verl_atgrpo.play.types import EpisodeRecord
 

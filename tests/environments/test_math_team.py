@@ -90,7 +90,7 @@ def test_both_answer_in_parallel_and_see_each_other_from_turn_2(tmp_path: Path) 
             "reasoner": by_turn(box("444"), box("555"), box(GOLD)),
         },
     )
-    for agent, ask in (("tool_user", ask_program(env.libraries)), ("reasoner", ASK_REASONING)):
+    for agent, ask in (("tool_user", ask_program(env.packages)), ("reasoner", ASK_REASONING)):
         prompts = [prompt_of(decision) for decision in of(agent, record)]
         assert len(prompts) == 3
         seen = [[number for number in ("111", "444", "222", "555", "333") if number in p] for p in prompts]

@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn")
 from fakes.scripted_episodes import prompt_of, scripted
 
 from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, Score, ScriptedTeam, check_environment, make, play
-from verl_atgrpo.environments.ports.openenv_session import Session
+from verl_atgrpo.environments.ports.openenv_server import Session
 from verl_atgrpo.play.testing import Script
 from verl_atgrpo.play.types import EpisodeRecord
 
@@ -232,7 +232,7 @@ def test_a_server_that_dies_or_hangs_fails_the_episode_in_one_line(monkeypatch: 
     step = Session.step
 
     async def hasty(self: Any, action: Mapping[str, Any]) -> Any:
-        self._seconds = 0
+        self.seconds = 0
         return await step(self, action)
 
     monkeypatch.setattr(Session, "step", hasty)

@@ -5,9 +5,10 @@ It is made of the types, bounds and docstrings that the checks of a run use. Key
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import re
-import sys
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -59,11 +60,10 @@ def recipe_schema() -> dict[str, Any]:
 
 def _options(name: str) -> dict[str, Any]:
     cls = typing.cast(type, registry.load(name))
-    init: Any = cls.__init__  # type: ignore[misc]
-    hints = typing.get_type_hints(init, include_extras=True)
+    hints = typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
     family = name.rpartition("_")[0]  # a form for a single agent has the options of its team
     team: Any = registry.load(family) if family in registry.registered() else cls
-    texts = argument_docstrings(team.__init__) | argument_docstrings(init)
+    texts = option_docstrings(team) | option_docstrings(cls)
     parameters = inspect.signature(cls).parameters
     keys = {option: TypeAdapter(hints[option]).json_schema() if option in hints else {} for option in parameters}
     for option, key in keys.items():
@@ -89,25 +89,33 @@ def _unknown(message: str) -> dict[str, Any]:
     return {"type": "null", "errorMessage": message}
 
 
-def argument_docstrings(function: Callable[..., Any]) -> dict[str, str]:
-    """Returns argument -> its text in the `Args:` of a docstring; "as in `Name`" is that of a class in its module."""
-    text = inspect.getdoc(function) or ""
-    found = re.search(r"(?ms)^Args:\n(.*?)(?=^\S|\Z)", text)
-    texts: dict[str, str] = {}
-    for entry in re.split(r"(?m)^    (?=\S)", found[1] if found else "")[1:]:
-        names, _, meaning = entry.partition(":")
-        elsewhere = re.fullmatch(r"as in `(\w+)`\.", " ".join(meaning.split()))
-        shared = _shared(function, elsewhere[1]) if elsewhere else None
-        for name in names.split(", "):
-            texts[name] = shared[name] if shared else _sentence(meaning)
+def option_docstrings(cls: type) -> dict[str, str]:
+    """Returns option of an environment -> its docstring: those under fields, or the `Args:` of a constructor."""
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    if "__dataclass_fields__" not in vars(owner):
+        return _argument_docstrings(vars(owner)["__init__"])
+    fields = [field_docstrings(base) for base in owner.__mro__ if "__dataclass_fields__" in vars(base)]
+    return {name: text for texts in reversed(fields) for name, text in texts.items()}
+
+
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Returns field -> the text under it, in the source."""
+    (tree,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(tree, ast.ClassDef)
+    texts = {}
+    for field, below in itertools.pairwise(tree.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                texts[name] = _sentence(text)
     return texts
+
+
+def _argument_docstrings(function: Callable[..., Any]) -> dict[str, str]:
+    found = re.search(r"(?ms)^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(function) or "")
+    entries = re.split(r"(?m)^    (?=\S)", found[1] if found else "")[1:]
+    return {name: _sentence(meaning) for name, _, meaning in (entry.partition(":") for entry in entries)}
 
 
 def _sentence(meaning: str) -> str:
     line = " ".join(meaning.split())
     return line if line[:1] in "`0123456789" else line[:1].upper() + line[1:]
-
-
-def _shared(function: Callable[..., Any], name: str) -> dict[str, str]:
-    cls = getattr(sys.modules[function.__module__], name)
-    return argument_docstrings(getattr(cls, "set_rules", cls.__init__))

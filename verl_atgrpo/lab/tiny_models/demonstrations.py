@@ -14,8 +14,7 @@ from typing import Any
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.common.moves import MOVES, Cell, moved
 from verl_atgrpo.environments.common.workflow import chat
-from verl_atgrpo.environments.in_a_row.board import best_moves, random_moves
-from verl_atgrpo.environments.in_a_row.environment import InARow
+from verl_atgrpo.environments.in_a_row import InARow, best_moves, random_moves
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path import grid as path_grid
 from verl_atgrpo.environments.sudoku import Sudoku

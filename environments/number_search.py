@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
-from verl_atgrpo.environments.common.options import Turns, checked_options
+from verl_atgrpo import Environment, Outcome, Score, Split, Team, stable_hash
+from verl_atgrpo.environments.common.options import Turns, option_error, with_options
 from verl_atgrpo.environments.common.splits import part_of
 from verl_atgrpo.environments.common.words import read_number
 from verl_atgrpo.environments.common.workflow import chat
@@ -49,35 +49,27 @@ class Search:
         return max(guess - self.low, self.high - guess)
 
 
+@with_options
 class NumberSearch(Environment):
     """A guesser names numbers, a judge says which is larger, the guess or the secret."""
 
     agents: ClassVar[tuple[str, ...]] = ("guesser", "judge")
 
-    @checked_options
-    def __init__(
-        self,
-        numbers: Annotated[int, Ge(2), Le(1000)] = 15,
-        starts: Annotated[int, Ge(2), Le(1000)] = 30,
-        max_turns: Turns = 4,
-        seed: int = 0,
-    ) -> None:
-        """Sets the size of the tasks.
+    numbers: Annotated[int, Ge(2), Le(1000)] = 15
+    """Numbers in the range."""
+    starts: Annotated[int, Ge(2), Le(1000)] = 30
+    """Numbers that the range may start with; the first is 10."""
+    max_turns: Turns = 4
+    """Guesses of an episode."""
+    seed: int = 0
+    """Tasks derive from it."""
 
-        Args:
-            numbers: numbers in the range.
-            starts: numbers that the range may start with; the first is 10.
-            max_turns: guesses of an episode.
-            seed: tasks derive from it.
-
-        Raises EnvironmentConfigError if the best guesses do not always find the number.
-        """
-        if 2**max_turns <= numbers:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.max_turns={max_turns}: so many guesses find one of at most "
-                f"{2**max_turns - 1} numbers, and numbers={numbers}"
+    def __post_init__(self) -> None:
+        if 2**self.max_turns <= self.numbers:
+            raise option_error(
+                f"max_turns={self.max_turns}: so many guesses find one of at most {2**self.max_turns - 1} numbers, "
+                f"and numbers={self.numbers}"
             )
-        self.numbers, self.starts, self.max_turns, self.seed = numbers, starts, max_turns, seed
 
     def task(self, split: Split, index: int) -> Search:
         """Returns search `index` of `split`; splits are disjoint because they have different ranges."""

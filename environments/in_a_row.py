@@ -6,21 +6,129 @@ agent (`Environment.opponents`), validation tasks against a random player and ag
 
 from __future__ import annotations
 
+import functools
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Split, Team, stable_hash
-from verl_atgrpo.environments.common.options import checked_options
+from verl_atgrpo import Environment, Outcome, Split, Team, stable_hash
+from verl_atgrpo.environments.common.options import option_error, with_options
 from verl_atgrpo.environments.common.workflow import Style
-from verl_atgrpo.environments.in_a_row.board import STONES, Rules, choose, random_moves
 
 Opponent = Literal["self", "random", "search"]
 _MARK = re.compile(r"move:\s*(\d{1,2})\W*$", re.IGNORECASE)
+EMPTY, STONES = ".", "xo"
+
+
+# ------------------------------------------------------------------ boards, and players that look ahead
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The size of a board, and what wins."""
+
+    rows: int
+    columns: int
+    length: int
+    """Stones in a row that win."""
+    falls: bool
+    """Whether a move names a column, in which the stone falls to the lowest empty cell; else it names a cell."""
+
+    def start(self) -> str:
+        """Returns the empty board: its rows from the top, one character a cell."""
+        return EMPTY * (self.rows * self.columns)
+
+    def moves(self, board: str) -> list[int]:
+        """Returns the legal moves, counted from 0; none if the game is over."""
+        if self.winner(board):
+            return []
+        # The top row is full last.
+        return [place for place, cell in enumerate(board[: self.columns] if self.falls else board) if cell == EMPTY]
+
+    def play(self, board: str, move: int) -> str:
+        """Returns the board after a legal move of the player whose turn it is."""
+        cell = move
+        if self.falls:
+            cell = max(place for place in range(move, len(board), self.columns) if board[place] == EMPTY)
+        return board[:cell] + self.turn(board) + board[cell + 1 :]
+
+    def after(self, moves: Iterable[int]) -> str:
+        """Returns the board after these moves from the start."""
+        return functools.reduce(self.play, moves, self.start())
+
+    def turn(self, board: str) -> str:
+        """Returns whose turn it is: x begins."""
+        return STONES[(len(board) - board.count(EMPTY)) % 2]
+
+    def winner(self, board: str) -> str:
+        """Returns who has won, or an empty text."""
+        for line in _lines(self):
+            first = board[line[0]]
+            if first != EMPTY and all(board[cell] == first for cell in line):
+                return first
+        return ""
+
+
+@functools.cache
+def _lines(rules: Rules) -> list[tuple[int, ...]]:
+    """Returns the cells of every row, column and diagonal of the winning length."""
+
+    def found() -> Iterator[tuple[int, ...]]:
+        for row in range(rules.rows):
+            for column in range(rules.columns):
+                for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
+                    last_row, last_column = row + down * (rules.length - 1), column + right * (rules.length - 1)
+                    if last_row < rules.rows and 0 <= last_column < rules.columns:
+                        steps = range(rules.length)
+                        yield tuple((row + down * n) * rules.columns + column + right * n for n in steps)
+
+    return list(found())
+
+
+@functools.lru_cache(1 << 18)
+def value(rules: Rules, board: str, depth: int) -> int:
+    """Returns the value of a position for the player whose turn it is, if both look so many moves ahead.
+
+    0 for a draw, or for a position from which no end is in sight; above 0 for a win, and the larger the sooner; below
+    0 for a loss. Perfect play where `depth` is at least the number of empty cells.
+    """
+    if rules.winner(board):
+        return -1 - depth  # by the move before
+    moves = rules.moves(board)
+    if not moves or not depth:
+        return 0
+    return max(-value(rules, rules.play(board, move), depth - 1) for move in moves)
+
+
+def best_moves(rules: Rules, board: str, depth: int) -> list[int]:
+    """Returns the legal moves of the largest value, of a position that is not over."""
+    values = {move: -value(rules, rules.play(board, move), depth - 1) for move in rules.moves(board)}
+    best = max(values.values())
+    return [move for move, worth in values.items() if worth == best]
+
+
+def choose(rules: Rules, board: str, depth: int, rng: random.Random) -> int:
+    """Returns a move of a player who looks `depth` moves ahead, a random one of the best; of any with a depth of 0."""
+    return rng.choice(best_moves(rules, board, depth) if depth else rules.moves(board))
+
+
+def random_moves(rules: Rules, board: str, number: int, rng: random.Random) -> list[int]:
+    """Returns so many random moves from a position, or fewer: none that ends the game."""
+    moves: list[int] = []
+    for _ in range(number):
+        move = rng.choice(rules.moves(board))
+        board = rules.play(board, move)
+        if not rules.moves(board):
+            break
+        moves.append(move)
+    return moves
+
+
+# ------------------------------------------------------------------ the games
 
 
 @dataclass(frozen=True)
@@ -36,6 +144,7 @@ class Game:
     """Of the other side's random numbers."""
 
 
+@with_options
 class InARow(Environment):
     """A game of two sides; the subclasses have the rules."""
 
@@ -44,34 +153,25 @@ class InARow(Environment):
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {agent: ("branch", "parallel") for agent in agents}
     rules: ClassVar[Rules]
     title: ClassVar[str]
-    depth: int
+    depth = 9
+    """Moves that the player `search` looks ahead."""
 
-    @checked_options
-    def __init__(
-        self,
-        opening: Annotated[int, Ge(0), Le(6)] = 2,
-        opponent: Opponent = "self",
-        against: Sequence[Opponent] = ("random", "search"),
-        val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
-        style: Style = "full",
-        seed: int = 0,
-    ) -> None:
-        """Sets how games begin, who plays the other side, and the form of the prompts.
+    opening: Annotated[int, Ge(0), Le(6)] = 2
+    """Most random moves at the start of a training game."""
+    opponent: Opponent = "self"
+    """Who plays the other side in training; `self` is the other agent."""
+    against: Sequence[Opponent] = ("random", "search")
+    """Who plays the other side in validation; `self` needs allow_overlap."""
+    val_games: Annotated[int, Ge(1), Le(100_000)] = 100
+    """Validation games against each."""
+    style: Style = "full"
+    """`full` prompts explain the game; after `compact` ones the reply is the move."""
+    seed: int = 0
+    """Tasks derive from it."""
 
-        Args:
-            opening: most random moves at the start of a training game.
-            opponent: who plays the other side in training; `self` is the other agent.
-            against: who plays the other side in validation; `self` needs allow_overlap.
-            val_games: validation games against each.
-            style: `full` prompts explain the game; after `compact` ones the reply is the move.
-            seed: tasks derive from it.
-
-        Raises EnvironmentConfigError for an invalid value.
-        """
-        if not against or len(set(against)) < len(against):
-            raise EnvironmentConfigError(f"at_grpo.environment.against={list(against)}: one or more, each once")
-        self.opening, self.opponent, self.against = opening, opponent, tuple(against)
-        self.val_games, self.style, self.seed = val_games, style, seed
+    def __post_init__(self) -> None:
+        if not self.against or len(set(self.against)) < len(self.against):
+            raise option_error(f"against={list(self.against)}: one or more, each once")
 
     def task(self, split: Split, index: int) -> Game:
         """Returns game `index` of `split`; the sides take turns. Validation games begin with an empty board."""
@@ -167,35 +267,20 @@ class TicTacToe(InARow):
 
     rules = Rules(3, 3, 3, falls=False)
     title = "tic-tac-toe"
-    depth = 9
 
 
+@with_options
 class ConnectFour(InARow):
     """Connect Four: four in a row, in columns from the bottom."""
 
     title = "Connect Four"
+    rows: Annotated[int, Ge(4), Le(9)] = 6
+    """Of the board."""
+    columns: Annotated[int, Ge(4), Le(9)] = 7
+    """Of the board."""
+    depth: Annotated[int, Ge(1), Le(6)] = 3
+    """Moves that the player `search` looks ahead."""
 
-    @checked_options
-    def __init__(
-        self,
-        rows: Annotated[int, Ge(4), Le(9)] = 6,
-        columns: Annotated[int, Ge(4), Le(9)] = 7,
-        opening: Annotated[int, Ge(0), Le(6)] = 2,
-        opponent: Opponent = "self",
-        against: Sequence[Opponent] = ("random", "search"),
-        val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
-        depth: Annotated[int, Ge(1), Le(6)] = 3,
-        style: Style = "full",
-        seed: int = 0,
-    ) -> None:
-        """Sets the board, and what all such games have.
-
-        Args:
-            rows: of the board.
-            columns: of the board.
-            depth: moves that the player `search` looks ahead.
-            opening, opponent, against, val_games, style, seed: as in `InARow`.
-        """
-        self.rules = Rules(rows, columns, 4, falls=True)  # type: ignore[misc]  # of the options
-        self.depth = depth
-        super().__init__(opening, opponent, against, val_games, style, seed)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rules = Rules(self.rows, self.columns, 4, falls=True)  # type: ignore[misc]  # of the options

@@ -12,22 +12,22 @@ occurs in training. The checker's tell neither, so it sees in validation what it
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
+from verl_atgrpo import Environment, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.moves import MOVES
-from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, option_error, with_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, part_of
 from verl_atgrpo.environments.common.words import Said, read_number, read_word
-from verl_atgrpo.environments.common.workflow import chat, fixed_options
+from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
 
 DIRECTIONS = {"up": "U", "down": "D", "left": "L", "right": "R"}
@@ -67,13 +67,10 @@ class _Told(Environment):
     wall_density: float = 0.0
     min_distance: int = 1
     """Fewest steps from start to goal."""
+    max_distance: int
+    """Most steps from start to goal."""
     max_turns: int
     seed: int
-
-    @property
-    @abstractmethod
-    def max_distance(self) -> int:
-        """Most steps from start to goal."""
 
     def task(self, split: Split, index: int) -> PlanPathTask:
         """Returns field `index` of `split`; splits are disjoint because they have different goals."""
@@ -87,9 +84,9 @@ class _Told(Environment):
             near = range(self.min_distance, self.max_distance + 1)
             if starts := [cell for cell in cells if task.distance.get(cell) in near]:
                 return replace(task, start=rng.choice(starts))
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.size={self.size}: hardly any field has a start {self.min_distance} to "
-            f"{self.max_distance} steps from the goal; use a larger size, or less walls"
+        raise option_error(
+            f"size={self.size}: hardly any field has a start {self.min_distance} to {self.max_distance} steps from "
+            "the goal; use a larger size, or less walls"
         )
 
     def fingerprint(self, task: PlanPathTask) -> str:
@@ -150,39 +147,34 @@ def exact_steps(state: State, direction: str) -> int:
     return max(0, (state.task.goal[0] - row) * down + (state.task.goal[1] - column) * right)
 
 
+@with_options
 class Walk(_Told):
     """A navigator names a direction, a pacer the number of steps; there are no walls."""
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "pacer")
 
-    @checked_options
-    def __init__(self, size: Size = 6, max_turns: Turns = 3, seed: int = 0) -> None:
-        """Sets the size of the tasks.
+    size: Size = 6
+    """Rows and columns of the field."""
+    max_turns: Turns = 3
+    """Most turns; two suffice."""
+    seed: int = 0
+    """Tasks derive from it."""
 
-        Args:
-            size: rows and columns of the field.
-            max_turns: most turns; two suffice.
-            seed: tasks derive from it.
-        """
-        self.size, self.max_turns, self.seed = size, max_turns, seed
-
-    @property
-    def max_distance(self) -> int:
-        """Any field can be crossed in two turns."""
-        return 2 * self.size
+    def __post_init__(self) -> None:
+        self.max_distance = 2 * self.size  # any field can be crossed in two turns
 
     async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         lies = f"{where_walker_is(state)} {where_goal_lies(state)}"
         way = await team.navigator.act(
             chat(f"In which direction do you go first: up, down, left or right? Answer with one word. {lies}"),
-            functools.partial(self.score_direction, state),
+            partial(self.score_direction, state),
         )
         direction = read_word(way.text, tuple(DIRECTIONS))
         if direction is None:
             return state, False
         pace = await team.pacer.act(
             chat(f"How many steps do you go? Answer with the number only. {lies} You go {direction.value}."),
-            functools.partial(self.score_steps, state, direction.value),
+            partial(self.score_steps, state, direction.value),
         )
         steps = read_number(pace.text)
         return (state if steps is None else self._after(state, direction.value, steps.value)), False
@@ -220,7 +212,7 @@ class SingleWalk(Walk):
             "In which direction do you go first, up, down, left or right, and how many steps? "
             f"Answer with one word and one number. {where_walker_is(state)} {where_goal_lies(state)}"
         )
-        reply = (await team.solo.act(prompt, functools.partial(self.score_both, state))).text
+        reply = (await team.solo.act(prompt, partial(self.score_both, state))).text
         direction, steps = read_word(reply, tuple(DIRECTIONS)), read_number(reply)
         if direction is None or steps is None:
             return state, False
@@ -238,6 +230,7 @@ class SingleWalk(Walk):
         return Said(direction.value, alone).worth(_RIGHT_AXIS * earned)
 
 
+@with_options
 class WalledWalk(_Told):
     """A navigator names a direction, a checker says whether it is free; a crash ends the episode.
 
@@ -256,40 +249,26 @@ class WalledWalk(_Told):
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "checker")
 
-    @checked_options
-    def __init__(
-        self,
-        size: Size = 5,
-        wall_density: WallDensity = 0.2,
-        min_distance: Annotated[int, Ge(1), Le(100)] = 3,
-        max_turns: Turns = 8,
-        wall_questions: Annotated[float, Ge(0), Le(1)] = 1.0,
-        seed: int = 0,
-    ) -> None:
-        """Sets the size of the tasks.
+    size: Size = 5
+    """Rows and columns of the field."""
+    wall_density: WallDensity = 0.2
+    """Probability of a cell to be a wall."""
+    min_distance: Annotated[int, Ge(1), Le(100)] = 3
+    """Fewest steps between start and goal."""
+    max_turns: Turns = 8
+    """Most turns, each one step."""
+    wall_questions: Annotated[float, Ge(0), Le(1)] = 1.0
+    """Share of the training turns in which the checker is also asked about a wall."""
+    seed: int = 0
+    """Tasks derive from it."""
 
-        Args:
-            size: rows and columns of the field.
-            wall_density: probability of a cell to be a wall.
-            min_distance: fewest steps between start and goal.
-            max_turns: most turns, each one step.
-            wall_questions: share of the training turns in which the checker is also asked about a wall.
-            seed: tasks derive from it.
-
-        Raises EnvironmentConfigError if the goal is out of reach within the turns.
-        """
-        if min_distance > min(max_turns - _SPARE, size):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.min_distance={min_distance}: at most size={size}, and {_SPARE} less than "
-                f"max_turns={max_turns}"
+    def __post_init__(self) -> None:
+        self.max_distance = self.max_turns - _SPARE  # a turn is one step; prompts do not show the whole field
+        if self.min_distance > min(self.max_distance, self.size):
+            raise option_error(
+                f"min_distance={self.min_distance}: at most size={self.size}, and {_SPARE} less than "
+                f"max_turns={self.max_turns}"
             )
-        self.size, self.wall_density, self.min_distance = size, wall_density, min_distance
-        self.max_turns, self.wall_questions, self.seed = max_turns, wall_questions, seed
-
-    @property
-    def max_distance(self) -> int:
-        """A turn is one step; some are to spare, as prompts do not show the whole field."""
-        return self.max_turns - _SPARE
 
     def task(self, split: Split, index: int) -> WalledTask:
         """Returns field `index` of `split`, and in training the turns with a question about a wall."""
@@ -306,7 +285,7 @@ class WalledWalk(_Told):
         way, _ = await asyncio.gather(
             team.navigator.act(
                 chat(f"{_WHICH_WAY} {self.told(state)}"),
-                functools.partial(self.score_direction, state),
+                partial(self.score_direction, state),
             ),
             self._practise(state, turn, team),
         )
@@ -334,7 +313,7 @@ class WalledWalk(_Told):
         ways = ", ".join(f"{name}: {self._verdict(state, name)}" for name in sorted(DIRECTIONS, key=direction.__eq__))
         verdict = await team.checker.act(
             chat(f"What is {direction}? Answer with one word. {ways}."),
-            functools.partial(self.score_verdict, state, direction),
+            partial(self.score_verdict, state, direction),
         )
         said = read_word(verdict.text, _VERDICTS)
         return None if said is None else said.value
@@ -386,15 +365,16 @@ class WalledWalk(_Told):
         return Score(local=1.0 if said.value == self._verdict(state, direction) else _ANY)
 
 
-@fixed_options(wall_questions=0.0)
+@with_options
 class SingleWalledWalk(WalledWalk):
     """One agent names a direction, and nobody checks it; the tasks are those of the team."""
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
+    wall_questions: float = field(default=0.0, init=False)
 
     async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         prompt = chat(f"{_WHICH_WAY} {self.told(state)}")
-        reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
+        reply = await team.solo.act(prompt, partial(self.score_direction, state))
         direction = read_word(reply.text, tuple(DIRECTIONS))
         return (state, False) if direction is None else self._step(state, direction.value)
 
