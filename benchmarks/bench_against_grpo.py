@@ -16,15 +16,14 @@ import json
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import real_stack
+import training_jobs
 from processes import exit_on_sigterm
 
 from verl_atgrpo import Environment, Outcome, Score
@@ -148,9 +147,6 @@ def overrides_of(side: str, options: argparse.Namespace, folder: Path) -> list[s
 
 def run(side: str, options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, float]], set[tuple[float, ...]]]:
     """Trains; returns the steps after the warm-up and their shapes. Raises SystemExit if the run fails."""
-    import real_stack
-    import training_jobs
-
     own = folder / f"{side}_{len(list(folder.iterdir()))}"
     own.mkdir()
     job = training_jobs.start(
@@ -190,16 +186,9 @@ def _times_of_lines(path: Path, job: subprocess.Popen[bytes]) -> list[float]:
 
 def main() -> int:
     """Prints medians and ratios; status 1 if ours is above the limit."""
-    import real_stack
-
-    parser = real_stack.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
+    sizes = {"rounds": 2, "tasks": 32, "candidates": 8, "prompt_letters": 40, "answer_tokens": 64}
+    parser = real_stack.parser(__doc__, **sizes, limit=1.05)
     parser.add_argument("--steps", type=int, default=8, help="per run, after the warm-up")
-    parser.add_argument("--tasks", type=int, default=32)
-    parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--prompt-letters", type=int, default=40)
-    parser.add_argument("--answer-tokens", type=int, default=64)
-    parser.add_argument("--limit", type=float, default=1.05)
     options = parser.parse_args()
     exit_on_sigterm()
     steps: dict[str, list[dict[str, float]]] = {"ours": [], "stock": []}

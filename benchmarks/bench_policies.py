@@ -12,18 +12,14 @@ python benchmarks/bench_policies.py --model runs/models/smollm2 --pool 8 --steps
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
-import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import psutil
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import script
 import training_jobs
 from processes import exit_on_sigterm
 
@@ -99,10 +95,7 @@ def pool(size: int) -> list[str]:
 
 def main() -> int:
     """Prints medians and their ratio; status 1 if it is above the limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--limit", type=float, default=1.2)
+    parser = script.parser(__doc__, model=Path, steps=8, limit=1.2)
     parser.add_argument("--adapters", type=int, default=0, help="how many on one base, against one adapter")
     parser.add_argument("--pool", type=int, default=0, help="how many past selves, against one")
     parser.add_argument("--recipe", default="walk_smollm2", help="with --adapters or --pool")

@@ -30,6 +30,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import script
+
 ENGINES = ("plain", "trees")
 RECIPE = "walk_smollm2"
 ENVIRONMENT = "{name: plan_path, size: 3, wall_density: 0.1, max_turns: 2, max_moves: 1, tool: moves, few_shot: 2}"
@@ -182,15 +184,10 @@ def build(count: int, candidates: int) -> None:
 
 def main() -> None:
     """Measures the engines in processes of their own and prints ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    defaults = {"decisions": 16, "candidates": 8, "response": 8, "rounds": 3, "apart": False, "limit": 0.7}
+    parser = script.parser(__doc__, **defaults)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--build", type=int, metavar="ROWS")
-    parser.add_argument("--decisions", type=int, default=16)
-    parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--response", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--apart", action="store_true")
-    parser.add_argument("--limit", type=float, default=0.7)
     parser.add_argument("--part", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()

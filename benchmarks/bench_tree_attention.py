@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import script
 import torch
 from torch import Tensor
 
@@ -119,11 +120,8 @@ def _wait() -> None:
 
 def main() -> None:
     """Prints how far both agree, and the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = {"layers": 28, "hidden": 1024, "prompt": 1024, "response": 128, "decisions": 32, "candidates": 8}
-    for name, value in {**defaults, "budget": 8192, "rounds": 5}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    options = parser.parse_args()
+    sizes = {"layers": 28, "hidden": 1024, "prompt": 1024, "response": 128, "decisions": 32, "candidates": 8}
+    options = script.parser(__doc__, **sizes, budget=8192, rounds=5).parse_args()
     attention = FLEX if DEVICE == "cuda" else "sdpa"
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, {attention}; {options}")

@@ -9,15 +9,11 @@ with each other: how much of `training/rollout_probs_diff_max` float32 explains.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import script
 from fakes.scripted_episodes import prompt_of, scripted
 from real_stack import ENGINE
 
@@ -37,11 +33,7 @@ def prompts_of(tasks: int) -> list[str]:
 
 def main() -> None:
     """Prints one line for each comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--tasks", type=int, default=6)
-    parser.add_argument("--candidates", type=int, default=8)
-    arguments = parser.parse_args()
+    arguments = script.parser(__doc__, model=str, tasks=6, candidates=8).parse_args()
     for name, value in {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
 

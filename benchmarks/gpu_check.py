@@ -29,10 +29,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-for folder in (Path(__file__).resolve().parents[1] / "tests", Path(__file__).resolve().parent):
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
+import script
 from one_gpu import jobs, models
 from one_gpu.measures import Report, card_of
 from one_gpu.parts import REDUCED, Run, Setting, all_parts, reduced_parts
@@ -46,7 +43,7 @@ CPU = "CPU, reduced"
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = script.parser(__doc__)
     made.add_argument("--minutes", type=float, default=20.0, help="for everything (default 20)")
     made.add_argument("--model", type=Path, help="the trainings' start, in the place of SmolLM2")
     made.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="of the parts that do not name theirs")

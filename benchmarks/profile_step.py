@@ -30,9 +30,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
 import real_stack
 import training_jobs
 from processes import exit_on_sigterm, of_session
@@ -182,10 +179,8 @@ def timers(records: Sequence[dict[str, float]]) -> str:
 
 def main() -> int:
     """Prints the tables; status 1 without py-spy."""
-    parser = real_stack.parser(__doc__)
-    parser.add_argument("--steps", type=int, default=4)
+    parser = real_stack.parser(__doc__, steps=4, top=5)
     parser.add_argument("--rate", type=int, default=50, help="samples per second")
-    parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--py-spy", default=None)
     parser.add_argument("--keep", type=Path, help="folder for the folded stacks, the log and the metrics")
     options = parser.parse_args()
