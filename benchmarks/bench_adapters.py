@@ -17,8 +17,16 @@ import time
 from pathlib import Path
 
 import script
-from real_stack import ENGINE
 
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "block_size": 16,
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 4096,
+    "enable_chunked_prefill": False,
+}
+"""vLLM's settings of recipes/hardware/cpu.yaml."""
 RANK, ADAPTERS, PROMPTS, CANDIDATES, ANSWER = 16, 2, 40, 8, 5
 
 

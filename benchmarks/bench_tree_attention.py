@@ -65,7 +65,7 @@ def plain(net: Any, tokens: Any, options: argparse.Namespace, each: Callable[[li
     """Calls `each` with row numbers and their log-probs [rows, response], by micro-batch; returns tokens read."""
     size = max(1, options.budget // (options.prompt + options.response))
     for start in range(0, len(tokens), size):
-        ids = torch.from_numpy(tokens[start : start + size]).to(DEVICE)
+        ids = torch.from_numpy(tokens[start : start + size]).to(net.device)
         kept = net(input_ids=ids[:, :-1], logits_to_keep=options.response, use_cache=False).logits
         logs = kept.float().log_softmax(-1).gather(-1, ids[:, -options.response :, None]).squeeze(-1)
         each(list(range(start, start + len(ids))), logs)
@@ -79,7 +79,7 @@ def trees(net: Any, tokens: Any, options: argparse.Namespace, each: Callable[[li
     order, read = sort(made), 0
     for part in cut(made, order, options.budget):
         tree = pack(made, order, part)
-        packed = Packed.of(tree, DEVICE)
+        packed = Packed.of(tree, net.device)
         logits = net(**model_inputs(packed, net.config), use_cache=False).logits.squeeze(0)
         each(tree.rows.tolist(), log_probs(logits, packed).view(len(tree.rows), -1))
         read += len(tree)
@@ -88,8 +88,8 @@ def trees(net: Any, tokens: Any, options: argparse.Namespace, each: Callable[[li
 
 def update(run: Callable[..., int], net: Any, tokens: Any, options: argparse.Namespace) -> tuple[Tensor, Tensor, int]:
     """One forward and backward pass of a weighted sum: log-probs [rows, response], the gradient, and tokens read."""
-    weights = torch.randn(len(tokens), generator=torch.Generator().manual_seed(1)).to(DEVICE) / len(tokens)
-    found = torch.zeros(len(tokens), options.response, device=DEVICE)
+    weights = torch.randn(len(tokens), generator=torch.Generator().manual_seed(1)).to(net.device) / len(tokens)
+    found = torch.zeros(len(tokens), options.response, device=net.device)
     net.zero_grad(set_to_none=True)
 
     def learn(numbers: list[int], logs: Tensor) -> None:

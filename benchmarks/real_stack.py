@@ -20,16 +20,6 @@ import psutil
 import script
 import training_jobs
 
-ENGINE = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "block_size": 16,
-    "max_num_seqs": 128,
-    "max_num_batched_tokens": 4096,
-    "enable_chunked_prefill": False,
-}
-"""vLLM's settings of recipes/hardware/cpu.yaml, for benchmarks that start it alone."""
-
 
 @dataclass(frozen=True)
 class Request:
