@@ -106,10 +106,8 @@ def replay(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace) -> float:
     """Runs all rounds, prints their times and returns the median ratio."""
-    played: list[float] = []
-    replayed: list[float] = []
-    requests: list[int] = []
-    tokens: list[int] = []
+    played, replayed = list[float](), list[float]()
+    requests, tokens = list[int](), list[int]()
     overrides = list(options.overrides)
     if options.answer_tokens is not None:
         config = real_stack.compose(options.recipe, options.model, overrides)

@@ -367,9 +367,9 @@ class Team:
         Raises EpisodeFailed if sampling failed.
         """
         seed = None if self._seed is None else stable_hash(self._seed, *_parts(decision), index) & 0x7FFFFFFF
-        limits = () if decision.limits is None else (decision.limits,)  # a simple sampler may know none
-        request = f"{self._episode_id}.{decision.name}", decision.prompt_ids, seed, *limits
-        generation = await self._samplers[decision.agent].generate(*request)
+        generate = self._samplers[decision.agent].generate
+        request = f"{self._episode_id}.{decision.name}", decision.prompt_ids, seed
+        generation = await (generate(*request) if decision.limits is None else generate(*request, decision.limits))
         self.generated_tokens += generation.tokens
         if not generation.tokens:
             where = f"agent {decision.agent!r}, turn {decision.turn}"
