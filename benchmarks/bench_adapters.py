@@ -9,19 +9,24 @@ python benchmarks/bench_adapters.py --model runs/models/smollm2 --products none|
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+import script
 
-from real_stack import ENGINE
-
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "block_size": 16,
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 4096,
+    "enable_chunked_prefill": False,
+}
+"""vLLM's settings of recipes/hardware/cpu.yaml."""
 RANK, ADAPTERS, PROMPTS, CANDIDATES, ANSWER = 16, 2, 40, 8, 5
 
 
@@ -47,8 +52,7 @@ def write_adapter(folder: Path, model: Path, seed: int) -> str:
 
 def main() -> None:
     """Prints the seconds of three rounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
+    parser = script.parser(__doc__, model=Path)
     parser.add_argument("--products", choices=("none", "grouped", "vllm"), default="grouped")
     options = parser.parse_args()
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}

@@ -3,12 +3,12 @@
 python benchmarks/bench_advantage.py [--rows 1000000 --group 8 --response-length 1]
 """
 
-import argparse
 import statistics
 import time
 import uuid
 
 import numpy as np
+import script
 import torch
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
@@ -29,12 +29,8 @@ def build(rows: int, group: int, length: int, shuffle: bool) -> tuple[torch.Tens
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--response-length", type=int, default=1)
+    parser = script.parser(__doc__, rows=1_000_000, group=8, response_length=1, verl_repeats=1)
     parser.add_argument("--repeats", type=int, default=5, help="runs of ours")
-    parser.add_argument("--verl-repeats", type=int, default=1)
     parser.add_argument("--min-ratio", type=float, default=0.0, help="exit 1 below this speed-up")
     parser.add_argument("--shuffle", action="store_true", help="scatter the rows of a group over the batch")
     options = parser.parse_args()

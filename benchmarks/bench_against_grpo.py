@@ -12,19 +12,17 @@ python benchmarks/bench_against_grpo.py --model runs/models/plan_path_tiny [--ro
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import real_stack
+import training_jobs
 from processes import exit_on_sigterm
 
 from verl_atgrpo import Environment, Outcome, Score
@@ -45,13 +43,12 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     return float(solution_str.count("U"))
 
 
-class OneAnswer(Environment):
-    """A team of one agent and one turn."""
+class Letters(Environment):
+    """Decisions of two agents in turns, each with a prompt of its own; a single one without more."""
 
-    agents = ("writer",)
-
-    def __init__(self, letters: int) -> None:
-        self.letters = letters
+    def __init__(self, letters: int, decisions: int = 1) -> None:
+        self.letters, self.decisions = letters, decisions
+        self.agents = ("first", "second")[:decisions]  # type: ignore[misc]
 
     def task(self, split: str, index: int) -> tuple[str, int]:
         """Returns split and index."""
@@ -62,11 +59,14 @@ class OneAnswer(Environment):
         return f"{task[0]} {task[1]}"
 
     async def run(self, task: tuple[str, int], team: Any) -> Outcome:
-        """Plays the only turn."""
-        answer = await team.writer.act(
-            prompt(task[1], self.letters), score=lambda reply: Score(compute_score("", reply, "U"))
-        )
-        return Outcome(success=False, team_reward=answer.score.team)
+        """Plays the decisions one after the other."""
+        total = 0.0
+        for number in range(self.decisions):
+            asked = prompt(task[1] * self.decisions + number, self.letters)
+            agent = team[self.agents[number % len(self.agents)]]
+            answer = await agent.act(asked, score=lambda reply: Score(compute_score("", reply, "U")))
+            total += answer.score.team
+        return Outcome(success=False, team_reward=total)
 
 
 def stages_of(cycle: float, timers: Mapping[str, float]) -> dict[str, float]:
@@ -129,7 +129,7 @@ def overrides_of(side: str, options: argparse.Namespace, folder: Path) -> list[s
         return [
             *common,
             "~at_grpo.environment",
-            f"+at_grpo.environment={{name: 'bench_against_grpo:OneAnswer', letters: {options.prompt_letters}}}",
+            f"+at_grpo.environment={{name: 'bench_against_grpo:Letters', letters: {options.prompt_letters}}}",
             f"at_grpo.candidates={options.candidates}",
             f"at_grpo.train_tasks={_TASKS}",
         ]
@@ -148,9 +148,6 @@ def overrides_of(side: str, options: argparse.Namespace, folder: Path) -> list[s
 
 def run(side: str, options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, float]], set[tuple[float, ...]]]:
     """Trains; returns the steps after the warm-up and their shapes. Raises SystemExit if the run fails."""
-    import real_stack
-    import training_jobs
-
     own = folder / f"{side}_{len(list(folder.iterdir()))}"
     own.mkdir()
     job = training_jobs.start(
@@ -168,7 +165,7 @@ def run(side: str, options: argparse.Namespace, folder: Path) -> tuple[list[dict
         training_jobs.end(job)
     if job.returncode != 0 or len(times) < WARM_UP + options.steps:
         raise SystemExit(f"the {side} run failed:\n{(own / 'log').read_text(errors='replace')[-6000:]}")
-    records = [json.loads(line)["data"] for line in (own / "metrics.jsonl").read_text().splitlines()]
+    records = list(training_jobs.metrics_of(own).values())
     steps = [
         stages_of(later - earlier, record)
         for earlier, later, record in zip(times, times[1:], records[1:], strict=False)
@@ -190,16 +187,9 @@ def _times_of_lines(path: Path, job: subprocess.Popen[bytes]) -> list[float]:
 
 def main() -> int:
     """Prints medians and ratios; status 1 if ours is above the limit."""
-    import real_stack
-
-    parser = real_stack.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
+    sizes = {"rounds": 2, "tasks": 32, "candidates": 8, "prompt_letters": 40, "answer_tokens": 64}
+    parser = real_stack.parser(__doc__, **sizes, limit=1.05)
     parser.add_argument("--steps", type=int, default=8, help="per run, after the warm-up")
-    parser.add_argument("--tasks", type=int, default=32)
-    parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--prompt-letters", type=int, default=40)
-    parser.add_argument("--answer-tokens", type=int, default=64)
-    parser.add_argument("--limit", type=float, default=1.05)
     options = parser.parse_args()
     exit_on_sigterm()
     steps: dict[str, list[dict[str, float]]] = {"ours": [], "stock": []}

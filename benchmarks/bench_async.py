@@ -12,7 +12,6 @@ four minutes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
@@ -26,6 +25,7 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))
 
+import script
 import study
 from variants import GAMES
 
@@ -97,10 +97,7 @@ def table(seeds: Sequence[int], results: dict[str, list[Result]]) -> list[str]:
 
 def main() -> None:
     """Runs missing trainings and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("runs/async"))
-    options = parser.parse_args()
+    options = script.parser(__doc__, seeds=[0, 1, 2], out=Path("runs/async")).parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running training is ended, too
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     folder, game = options.out / GAME, replace(GAMES[GAME], test_every=1)

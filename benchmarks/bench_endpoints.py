@@ -14,53 +14,38 @@ import json
 import os
 import statistics
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
-EXTERNAL = Path(__file__).resolve().parents[1] / "tests" / "end_to_end" / "external"
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
 import real_stack
+import script
 from processes import exit_on_sigterm
 
 from verl_atgrpo import stable_hash
 
-LIMIT = 0.8
 ENVIRONMENTS = {"native": "plan_path", "endpoints": "served_plan_path:ServedPlanPath"}
 
 
 def roll_out(options: argparse.Namespace) -> dict[str, Any]:
     """Plays a warm-up rollout and `--rollouts` more; returns their seconds and a hash of their requests."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(EXTERNAL), os.environ.get("PYTHONPATH"))))
-    sys.path.append(str(EXTERNAL))
+    external = str(script.TESTS / "end_to_end/external")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (external, os.environ.get("PYTHONPATH"))))
+    sys.path.append(external)
     sizes = [
         f"data.train_batch_size={options.sessions}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={options.sessions}",
     ]
     name = f"at_grpo.environment.name={ENVIRONMENTS[options.part]}"
     config = real_stack.compose(options.recipe, options.model, [*sizes, name, *options.overrides])
-    seconds, rows = [], []
-    with real_stack.started(config) as trainer:
-        for number in range(options.rollouts + 1):
-            began = time.perf_counter()
-            played = real_stack.play(trainer)
-            took = time.perf_counter() - began
-            requests = real_stack.requests_of(played)
-            if number:
-                seconds.append(took)
-                rows.append(stable_hash(sorted((tuple(one.prompt), one.tokens) for one in requests)))
-            real_stack.end_step(trainer)
-    return {"seconds": seconds, "rows": rows}
+    played = list(real_stack.rollouts(config, options.rollouts))
+    rows = [stable_hash(sorted((tuple(one.prompt), one.tokens) for one in each.requests)) for each in played]
+    return {"seconds": [each.seconds for each in played], "rows": rows}
 
 
 def main() -> None:
     """Runs both, prints their times and exits with 1 below `--limit`."""
-    parser = real_stack.parser(__doc__)
+    parser = real_stack.parser(__doc__, rollouts=4, limit=0.8)
     parser.add_argument("--part", choices=ENVIRONMENTS)
-    parser.add_argument("--rollouts", type=int, default=4)
     parser.add_argument("--sessions", type=int, default=200, help="tasks of a step, which are played at once")
-    parser.add_argument("--limit", type=float, default=LIMIT)
     options = parser.parse_intermixed_args()
     exit_on_sigterm()
     if options.part:

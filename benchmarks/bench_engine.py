@@ -18,15 +18,12 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import real_stack
 from processes import exit_on_sigterm
@@ -64,25 +61,11 @@ def forced_length(max_prompt_length: int, tokens: int) -> list[str]:
 def roll_out(options: argparse.Namespace) -> dict[str, Any]:
     """Plays a warm-up rollout and `--rollouts` more, and records them in `--record`."""
     config = real_stack.compose(options.recipe, options.model, options.overrides)
-    seconds: list[float] = []
-    recorded: list[list[Request]] = []
-    spent: Counter[str] = Counter()
-    with real_stack.started(config) as trainer:
-        for number in range(options.rollouts + 1):
-            before = real_stack.cpu_seconds()
-            began = time.perf_counter()
-            rows = real_stack.play(trainer)
-            took = time.perf_counter() - began
-            if number:
-                after = real_stack.cpu_seconds()
-                spent.update({name: after[name] - before[name] for name in after})
-                seconds.append(took)
-                recorded.append(real_stack.requests_of(rows))
-            else:
-                real_stack.requests_of(rows)
-            real_stack.end_step(trainer)
-    real_stack.save(options.record, recorded)
-    return {"seconds": seconds, "cpu": {name: value / options.rollouts for name, value in spent.items()}}
+    played = list(real_stack.rollouts(config, options.rollouts))
+    real_stack.save(options.record, [each.requests for each in played])
+    spent = sum((each.cpu for each in played), start=Counter[str]())
+    cpu = {name: value / options.rollouts for name, value in spent.items()}
+    return {"seconds": [each.seconds for each in played], "cpu": cpu}
 
 
 def replay(options: argparse.Namespace) -> dict[str, Any]:
@@ -123,10 +106,8 @@ def replay(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace) -> float:
     """Runs all rounds, prints their times and returns the median ratio."""
-    played: list[float] = []
-    replayed: list[float] = []
-    requests: list[int] = []
-    tokens: list[int] = []
+    played, replayed = list[float](), list[float]()
+    requests, tokens = list[int](), list[int]()
     overrides = list(options.overrides)
     if options.answer_tokens is not None:
         config = real_stack.compose(options.recipe, options.model, overrides)
@@ -167,13 +148,10 @@ def measure(options: argparse.Namespace) -> float:
 
 def main() -> int:
     """Prints the ratio; status 1 if it is below the limit."""
-    parser = real_stack.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser = real_stack.parser(__doc__, rounds=2, plain=False, limit=LIMIT)
     parser.add_argument("--rollouts", type=int, default=5, help="per round")
-    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--answer-tokens", type=int)
     parser.add_argument("--threads", type=int, help="of the offline engine; default: the servers' number")
-    parser.add_argument("--limit", type=float, default=LIMIT)
     parser.add_argument("--part", choices=("rollout", "offline"), help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -12,18 +12,14 @@ python benchmarks/bench_policies.py --model runs/models/smollm2 --pool 8 --steps
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
-import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import psutil
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import script
 import training_jobs
 from processes import exit_on_sigterm
 
@@ -99,10 +95,7 @@ def pool(size: int) -> list[str]:
 
 def main() -> int:
     """Prints medians and their ratio; status 1 if it is above the limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--limit", type=float, default=1.2)
+    parser = script.parser(__doc__, model=Path, steps=8, limit=1.2)
     parser.add_argument("--adapters", type=int, default=0, help="how many on one base, against one adapter")
     parser.add_argument("--pool", type=int, default=0, help="how many past selves, against one")
     parser.add_argument("--recipe", default="walk_smollm2", help="with --adapters or --pool")
@@ -110,21 +103,21 @@ def main() -> int:
     options = parser.parse_args()
     exit_on_sigterm()
     model, number = options.model.resolve(), options.adapters
-    own = [f"at_grpo.policies.{role}.model.path={model}" for role in ("tool_user", "planner")]
-    names = ("one adapter", f"{number} adapters") if number else ("shared", "per role")
     if options.pool:
         names = ("one past self", f"{options.pool} past selves")
+        sides = [(options.recipe, pool(size)) for size in (1, options.pool)]
+    elif number:
+        names = ("one adapter", f"{number} adapters")
+        sides = [(options.recipe, adapters(number, policies)) for policies in (1, number)]
+    else:
+        names = ("shared", "per role")
+        own = [f"at_grpo.policies.{role}.model.path={model}" for role in ("tool_user", "planner")]
+        sides = [("plan_path_cpu", []), ("plan_path_cpu_roles", own)]
     with tempfile.TemporaryDirectory() as name:
-        given = (Path(name) / "first", model, options.steps), (Path(name) / "second", model, options.steps)
-        if options.pool:
-            first = run(options.recipe, *given[0], *pool(1), *options.overrides)
-            second = run(options.recipe, *given[1], *pool(options.pool), *options.overrides)
-        elif number:
-            first = run(options.recipe, *given[0], *adapters(number, 1), *options.overrides)
-            second = run(options.recipe, *given[1], *adapters(number, number), *options.overrides)
-        else:
-            first = run("plan_path_cpu", *given[0], *options.overrides)
-            second = run("plan_path_cpu_roles", *given[1], *own, *options.overrides)
+        first, second = (
+            run(recipe, Path(name) / place, model, options.steps, *own, *options.overrides)
+            for place, (recipe, own) in zip(("first", "second"), sides, strict=True)
+        )
     tokens = [sum(data["rollout/tokens"] for data in records) for records, _ in (first, second)]
     print(f"tokens generated: {names[0]} {tokens[0]:,.0f}, {names[1]} {tokens[1]:,.0f}")
     if abs(tokens[0] - tokens[1]) > 0.01 * tokens[0]:
@@ -137,9 +130,8 @@ def main() -> int:
     sent = [data.get(f"policy/{'player' if options.pool else 'p0'}/weights_megabytes") for data in second[0]]
     if sent[-1]:
         print(f"a weight sync sends {sent[-1]:.1f} MB")
-    ratio = statistics.median(data["timing_s/step"] for data in second[0]) / statistics.median(
-        data["timing_s/step"] for data in first[0]
-    )
+    steps = [statistics.median(data["timing_s/step"] for data in records) for records, _ in (first, second)]
+    ratio = steps[1] / steps[0]
     print(f"median step, {names[1]} / {names[0]}: {ratio:.2f} (limit {options.limit})")
     measured = number or options.pool
     return 0 if ratio <= options.limit and (not measured or second[1] <= options.limit * first[1]) else 1

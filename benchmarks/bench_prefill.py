@@ -20,15 +20,11 @@ import asyncio
 import itertools
 import json
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import real_stack
 from processes import exit_on_sigterm
@@ -145,11 +141,7 @@ def table(servers: dict[str, list[Sampled]]) -> str:
 
 def main() -> int:
     """Prints the shares; status 1 if one is below the limit."""
-    parser = real_stack.parser(__doc__)
-    parser.add_argument("--decisions", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--block-size", type=int, default=128)
-    parser.add_argument("--limit", type=float, default=0.9)
+    parser = real_stack.parser(__doc__, decisions=12, rounds=3, block_size=128, limit=0.9)
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     exit_on_sigterm()

@@ -20,7 +20,6 @@ import argparse
 import asyncio
 import functools
 import json
-import os
 import random
 import resource
 import subprocess
@@ -29,6 +28,8 @@ import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import script
 
 ENGINES = ("plain", "trees")
 RECIPE = "walk_smollm2"
@@ -55,88 +56,59 @@ def prompts(config: Any, tokenizer: Any, decisions: int) -> list[list[int]]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Times one engine in this process."""
     import torch
+    from one_gpu.numbers import start
 
-    from verl_atgrpo import cpu, platform_choice, recipes
-
-    os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    on_cpu = platform_choice.wants_cpu()
-    if on_cpu:
-        cpu.activate()
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo" if on_cpu else "nccl", store=store, rank=0, world_size=1)
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.config import omega_conf_to_dataclass
+    device = start()  # before verl is imported
+    from fakes.fsdp_rows import batch, make
     from verl.utils.device import get_device_id
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
     from verl.workers.utils.losses import ppo_loss
 
+    from verl_atgrpo import recipes
     from verl_atgrpo.train.engine.prefix_tree.engine import TreeEngine
 
     overrides = [f"actor_rollout_ref.model.path={options.model.resolve()}", f"++at_grpo.environment={ENVIRONMENT}"]
     config = recipes.compose(RECIPE, [*overrides, *options.overrides])
-    section = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    section.model_config = settings = omega_conf_to_dataclass(config.actor_rollout_ref.model)
-    settings.model_type = "language_model"
-    kind = TreeEngine if options.part == "trees" else FSDPEngineWithLMHead
-    engine = kind(settings, section.engine, section.optim, section.checkpoint)
-    engine.initialize()
-
+    engine, section = make(TreeEngine if options.part == "trees" else FSDPEngineWithLMHead, config.actor_rollout_ref)
+    settings = section.model_config
     rng, vocabulary = random.Random(0), settings.hf_config.vocab_size
-    asked = prompts(config, settings.tokenizer, options.decisions)
     rows = [
         (
             [rng.randrange(vocabulary) for _ in prompt] if options.apart else prompt,
             [rng.randrange(vocabulary) for _ in range(options.response)],
         )
-        for prompt in asked
+        for prompt in prompts(config, settings.tokenizer, options.decisions)
         for _ in range(options.candidates)
     ]
 
-    def jagged(values: list[Any]) -> Any:
-        return torch.nested.as_nested_tensor([torch.as_tensor(each) for each in values], layout=torch.jagged)
+    sizes = {
+        "global_batch_size": len(rows),
+        "use_remove_padding": engine.use_remove_padding,
+        "max_token_len_per_gpu": section.ppo_max_token_len_per_gpu,
+    }
 
-    def batch() -> Any:
-        ones = jagged([[1] * options.response for _ in rows])
-        fields = {
-            "input_ids": jagged([prompt + response for prompt, response in rows]),
-            "position_ids": jagged([range(len(prompt + response)) for prompt, response in rows]),
-            "prompts": jagged([prompt for prompt, _ in rows]),
-            "responses": jagged([response for _, response in rows]),
-            "response_mask": ones,
-            "loss_mask": ones,
-            "advantages": jagged([[(-1.0) ** number] * options.response for number in range(len(rows))]),
-            "old_log_probs": jagged([[-10.0] * options.response for _ in rows]),
-        }
-        plain = {
-            "temperature": 1.0,
-            "global_batch_size": len(rows),
-            "calculate_entropy": True,
-            "use_remove_padding": engine.use_remove_padding,
-            "pad_token_id": 0,
-            "use_dynamic_bsz": True,
-            "max_token_len_per_gpu": section.ppo_max_token_len_per_gpu,
-        }
-        return tu.get_tensordict(fields, plain).to(get_device_id())
+    def data() -> Any:
+        return batch(rows, 0, 1, log_prob=-10.0, **sizes).to(get_device_id())
 
     def now() -> float:
-        if not on_cpu:
+        if device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
     loss = functools.partial(ppo_loss, config=section)
     inferred, updated, losses = [], [], []
     for _ in range(options.rounds + 1):
-        data, began = batch(), now()
+        asked, began = data(), now()
         with engine.eval_mode():
-            engine.infer_batch(data)
+            engine.infer_batch(asked)
         inferred.append(now() - began)
-        data, began = batch(), now()
+        asked, began = data(), now()
         with engine.train_mode():
-            output = engine.train_batch(data, loss)
+            output = engine.train_batch(asked, loss)
         updated.append(now() - began)
         losses.append((sum(output["loss"]), float(output["metrics"]["grad_norm"])))
     gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    if not on_cpu:
+    if device == "cuda":
         gigabytes = torch.cuda.max_memory_allocated() / 1024**3
     tokens = [output["metrics"].get(f"{kind}_tokens", [None])[0] for kind in ("row", "model")]
     return {
@@ -182,15 +154,10 @@ def build(count: int, candidates: int) -> None:
 
 def main() -> None:
     """Measures the engines in processes of their own and prints ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    defaults = {"decisions": 16, "candidates": 8, "response": 8, "rounds": 3, "apart": False, "limit": 0.7}
+    parser = script.parser(__doc__, **defaults)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--build", type=int, metavar="ROWS")
-    parser.add_argument("--decisions", type=int, default=16)
-    parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--response", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--apart", action="store_true")
-    parser.add_argument("--limit", type=float, default=0.7)
     parser.add_argument("--part", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()

@@ -14,14 +14,10 @@ team in real time. If work and longest chain are similar, no schedule need reach
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 import time
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import script
 from fakes.simulated_engine import Bound, SimulatedEngine, lower_bound, rollout, run_virtually
 
 SCHEDULES = {
@@ -88,11 +84,7 @@ def in_real_time(size: dict[str, int], whole_worker: bool) -> float:
 
 def main() -> int:
     """Prints the ratios; status 1 if ours is over the limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=512)
-    parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--limit", type=float, default=1.10)
+    parser = script.parser(__doc__, episodes=512, turns=4, candidates=8, limit=1.10)
     parser.add_argument("--no-real-time", dest="real_time", action="store_false")
     options = parser.parse_args()
     size = {"episodes": options.episodes, "turns": options.turns, "candidates": options.candidates}

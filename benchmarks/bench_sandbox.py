@@ -8,7 +8,6 @@ which hardly depends on other load. With libraries, programs import these, and t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import resource
@@ -19,8 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import script
 from processes import children
 
 from verl_atgrpo.sandbox import runner
@@ -80,10 +78,8 @@ def leftovers() -> dict[str, int]:
 
 def main() -> int:
     """Prints rates and leftovers; status 1 if the sandbox is too slow, or anything is left."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=200)
+    parser = script.parser(__doc__, runs=200, limit=40.0)
     parser.add_argument("--at-once", type=int, default=os.cpu_count())
-    parser.add_argument("--limit", type=float, default=40.0)
     parser.add_argument("--libraries", nargs="*", default=[])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

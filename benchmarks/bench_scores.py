@@ -5,11 +5,12 @@ python benchmarks/bench_scores.py [--tasks 300] [--limit 20000]
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Callable
 from typing import Any
+
+import script
 
 from verl_atgrpo import make
 from verl_atgrpo.environments.sokoban.levels import solve
@@ -70,8 +71,7 @@ def scored_a_second(name: str, options: dict[str, Any], tasks: int) -> tuple[flo
 
 def main() -> int:
     """Prints a line per game; status 1 if one is below the limit."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=300)
+    parser = script.parser(__doc__, tasks=300)
     parser.add_argument("--limit", type=float, default=20_000.0, help="minimum of scores per second")
     options = parser.parse_args()
     below = False

@@ -15,11 +15,9 @@ takes more than `--max-bend` times as long as one of the second size, in either 
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import pickle
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +26,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+import script
 
 Costs = dict[str, float]
 """Seconds of every stage, `rows` and `megabytes`."""
@@ -230,11 +228,9 @@ def alone(function: Callable[..., Costs], *arguments: object) -> Costs:
 
 def main() -> int:
     """Prints both tables; status 1 if a part grows too fast."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000])
-    parser.add_argument("--median-tokens", type=float, default=16.0)
+    sizes = [1_000, 10_000, 100_000, 1_000_000]
+    parser = script.parser(__doc__, sizes=sizes, median_tokens=16.0, max_bend=2.0)
     parser.add_argument("--no-tensors", dest="tensors", action="store_false", help="do not create the rows' tensors")
-    parser.add_argument("--max-bend", type=float, default=2.0)
     parser.add_argument("--parts", nargs="+", choices=("worker", "driver"), default=["worker", "driver"])
     parser.add_argument(
         "--answer-tokens", type=int, default=0, help="longest response in the driver, of uniform lengths"

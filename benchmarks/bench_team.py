@@ -8,15 +8,11 @@ sampled, in episodes and continuations, not those that were replayed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
-import sys
 import time
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import script
 from fakes.simulated_engine import Turns
 
 from verl_atgrpo import ScriptedTeam, Team, play
@@ -56,11 +52,7 @@ async def branched_step(environment: Turns, episodes: int, candidates: int, at: 
 
 def main() -> int:
     """Prints the median over ten steps; status 1 if it is above the limit."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--limit-ms", type=float, default=2.0)
+    parser = script.parser(__doc__, episodes=64, turns=4, candidates=8, limit_ms=2.0)
     parser.add_argument("--branch", choices=["first", "random", "every"])
     options = parser.parse_args()
     environment = Turns(options.turns)

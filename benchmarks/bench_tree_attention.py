@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import script
 import torch
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def plain(net: Any, tokens: Any, options: argparse.Namespace, each: Callable[[li
     """Calls `each` with row numbers and their log-probs [rows, response], by micro-batch; returns tokens read."""
     size = max(1, options.budget // (options.prompt + options.response))
     for start in range(0, len(tokens), size):
-        ids = torch.from_numpy(tokens[start : start + size]).to(DEVICE)
+        ids = torch.from_numpy(tokens[start : start + size]).to(net.device)
         kept = net(input_ids=ids[:, :-1], logits_to_keep=options.response, use_cache=False).logits
         logs = kept.float().log_softmax(-1).gather(-1, ids[:, -options.response :, None]).squeeze(-1)
         each(list(range(start, start + len(ids))), logs)
@@ -78,7 +79,7 @@ def trees(net: Any, tokens: Any, options: argparse.Namespace, each: Callable[[li
     order, read = sort(made), 0
     for part in cut(made, order, options.budget):
         tree = pack(made, order, part)
-        packed = Packed.of(tree, DEVICE)
+        packed = Packed.of(tree, net.device)
         logits = net(**model_inputs(packed, net.config), use_cache=False).logits.squeeze(0)
         each(tree.rows.tolist(), log_probs(logits, packed).view(len(tree.rows), -1))
         read += len(tree)
@@ -87,8 +88,8 @@ def trees(net: Any, tokens: Any, options: argparse.Namespace, each: Callable[[li
 
 def update(run: Callable[..., int], net: Any, tokens: Any, options: argparse.Namespace) -> tuple[Tensor, Tensor, int]:
     """One forward and backward pass of a weighted sum: log-probs [rows, response], the gradient, and tokens read."""
-    weights = torch.randn(len(tokens), generator=torch.Generator().manual_seed(1)).to(DEVICE) / len(tokens)
-    found = torch.zeros(len(tokens), options.response, device=DEVICE)
+    weights = torch.randn(len(tokens), generator=torch.Generator().manual_seed(1)).to(net.device) / len(tokens)
+    found = torch.zeros(len(tokens), options.response, device=net.device)
     net.zero_grad(set_to_none=True)
 
     def learn(numbers: list[int], logs: Tensor) -> None:
@@ -119,11 +120,8 @@ def _wait() -> None:
 
 def main() -> None:
     """Prints how far both agree, and the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = {"layers": 28, "hidden": 1024, "prompt": 1024, "response": 128, "decisions": 32, "candidates": 8}
-    for name, value in {**defaults, "budget": 8192, "rounds": 5}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    options = parser.parse_args()
+    sizes = {"layers": 28, "hidden": 1024, "prompt": 1024, "response": 128, "decisions": 32, "candidates": 8}
+    options = script.parser(__doc__, **sizes, budget=8192, rounds=5).parse_args()
     attention = FLEX if DEVICE == "cuda" else "sdpa"
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, {attention}; {options}")

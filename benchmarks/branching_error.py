@@ -9,14 +9,10 @@ episodes, in Euclidean norm, relative to the exact gradient; a standard error be
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import script
 from fakes.tables import Play, Tables, branched, distance, tree
 
 from verl_atgrpo.train.config.schema import BranchSettings
@@ -59,8 +55,7 @@ def variants(tables: Tables) -> dict[str, Play]:
 
 def main() -> None:
     """Prints a table; draws it with --out."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=10_000)
+    parser = script.parser(__doc__, episodes=10_000)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     tables = Tables()

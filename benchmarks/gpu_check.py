@@ -29,14 +29,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-for folder in (Path(__file__).resolve().parents[1] / "tests", Path(__file__).resolve().parent):
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
+import script
 from one_gpu import jobs, models
+from one_gpu.jobs import Part, choose
 from one_gpu.measures import Report, card_of
 from one_gpu.parts import REDUCED, Run, Setting, all_parts, reduced_parts
-from one_gpu.plan import Part, choose
 from one_gpu.results import Check, Result, baseline_path, table
 from processes import exit_on_sigterm
 
@@ -46,7 +43,7 @@ CPU = "CPU, reduced"
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = script.parser(__doc__)
     made.add_argument("--minutes", type=float, default=20.0, help="for everything (default 20)")
     made.add_argument("--model", type=Path, help="the trainings' start, in the place of SmolLM2")
     made.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="of the parts that do not name theirs")
@@ -131,10 +128,11 @@ def run_part(options: argparse.Namespace) -> int:
     return 0
 
 
-def passed_on(options: argparse.Namespace) -> Sequence[str]:
-    """Returns the options that a part's process needs."""
+def command_of(part: Part, options: argparse.Namespace) -> list[str]:
+    """Returns the command that runs one part."""
     given = [f"--{name}={value}" for name in ("precision", "lr") if (value := getattr(options, name)) is not None]
-    return [*given, *(["--reduced"] if options.reduced else [])]
+    given += ["--reduced"] if options.reduced else []
+    return [sys.executable, __file__, f"--part={part.name}", f"--out={options.out}", *given]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,11 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if part.name in refused:
             ended(Result(part.name, "not run", part.does, reason=refused[part.name]))
     print(f"{name}: {', '.join(part.name for part in chosen) or 'nothing'} within {left / 60:.0f} minutes", flush=True)
-    script = Path(__file__).resolve()
     jobs.run_all(
         chosen,
         options.out,
-        lambda part: jobs.part_command(script, part.name, options.out, passed_on(options)),
+        lambda part: command_of(part, options),
         seconds=left,
         gigabytes=gigabytes,
         beside=options.beside,

@@ -10,22 +10,16 @@ times the repetitions, and the lowest of these is printed. Some ten minutes on o
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import script
 from fakes.outcomes import binomial, coverage, paired, passes, shares, true_pass_at_k
 
 from verl_atgrpo.lab.evaluation.intervals import Array, mean_interval, ratio_interval
 
-SIZES = (20, 30, 50, 100, 200, 500)
 RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 PAIRED_RATES, PAIRED_SAMPLES = (0.02, 0.1, 0.3, 0.5, 0.8, 0.95), (2, 8)
 GAINS = (0.0, 0.03, 0.1, 0.3)
@@ -116,10 +110,7 @@ def line(name: str, n: int, found: list[Found], least: float) -> None:
 
 def main() -> None:
     """Prints the table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=500)
-    parser.add_argument("--tasks", type=int, nargs="+", default=SIZES)
-    options = parser.parse_args()
+    options = script.parser(__doc__, repetitions=500, tasks=[20, 30, 50, 100, 200, 500]).parse_args()
     print("| figure | tasks | cells | lowest coverage | mean coverage | mean width |\n|---|---|---|---|---|---|")
     for n in options.tasks:
         for name, found in exact(n):

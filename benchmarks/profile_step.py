@@ -14,7 +14,6 @@ kernel.yama.ptrace_scope=0).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -30,12 +29,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
 import real_stack
 import training_jobs
-from processes import exit_on_sigterm, of_session
+from processes import exit_on_sigterm
 
 WARM_UP = 2
 PACKAGES = ("verl_atgrpo", "verl", "vllm", "transfer_queue", "transformers", "tensordict", "ray")
@@ -83,11 +79,11 @@ def table(found: Counter[str], samples_a_second: float, steps: int, top: int) ->
 def processes_of(job: subprocess.Popen[bytes]) -> dict[int, str]:
     """Returns pid -> name for the job's processes with a title of Ray's or vLLM's."""
     found = {}
-    for pid in of_session(job.pid):
+    for process in training_jobs.living(job.pid):
         with suppress(psutil.NoSuchProcess):
-            name = real_stack.name_of((psutil.Process(pid).cmdline() or [""])[0])
+            name = real_stack.name_of((process.cmdline() or [""])[0])
             if name not in ("Ray itself", "IDLE"):
-                found[pid] = name
+                found[process.pid] = name
     return found
 
 
@@ -99,14 +95,6 @@ def cpu_of(pids: Iterable[int]) -> dict[int, float]:
             times = psutil.Process(pid).cpu_times()
             spent[pid] = times.user + times.system
     return spent
-
-
-def wait_for_lines(path: Path, lines: int, job: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until `steps` steps are in the metrics file; raises SystemExit if the job ends before."""
-    while not path.exists() or path.read_bytes().count(b"\n") < lines:
-        if job.poll() is not None:
-            raise SystemExit(f"the training ended early:\n{log.read_text(errors='replace')[-6000:]}")
-        time.sleep(0.01)
 
 
 def record(spy: str, pid: int, out: Path, rate: int) -> subprocess.Popen[bytes]:
@@ -122,7 +110,7 @@ def record(spy: str, pid: int, out: Path, rate: int) -> subprocess.Popen[bytes]:
 def profile(options: argparse.Namespace, spy: str, folder: Path) -> None:
     """Trains, samples and prints the tables."""
     steps = WARM_UP + options.steps
-    metrics, log = folder / "metrics.jsonl", folder / "log"
+    metrics = folder / "metrics.jsonl"
     spies: dict[int, subprocess.Popen[bytes]] = {}
     job = training_jobs.start(
         options.recipe,
@@ -135,12 +123,12 @@ def profile(options: argparse.Namespace, spy: str, folder: Path) -> None:
         *options.overrides,
     )
     try:
-        wait_for_lines(metrics, WARM_UP, job, log)
+        training_jobs.wait_for_lines(metrics, WARM_UP, job, folder)
         names = processes_of(job)
         spies = {pid: record(spy, pid, folder / f"{pid}.folded", options.rate) for pid in names}
         before, began = cpu_of(names), time.perf_counter()
         first = metrics.read_bytes().count(b"\n")
-        wait_for_lines(metrics, first + options.steps, job, log)
+        training_jobs.wait_for_lines(metrics, first + options.steps, job, folder)
         seconds = time.perf_counter() - began
         after = cpu_of(names)
         for process in spies.values():
@@ -153,7 +141,7 @@ def profile(options: argparse.Namespace, spy: str, folder: Path) -> None:
                 process.kill()
         training_jobs.end(job)
     print(f"{options.steps} steps of {seconds / options.steps:.2f} s while sampled; {real_stack.load_average()}")
-    print(timers(records_of(metrics)[first : first + options.steps]))
+    print(timers(list(training_jobs.metrics_of(folder).values())[first : first + options.steps]))
     spent = {pid: (after[pid] - before[pid]) / options.steps for pid in after}
     for pid in sorted(spent, key=lambda pid: -spent[pid]):
         print(f"\n{ROLES.get(names[pid], names[pid])} ({names[pid]}): {spent[pid]:.2f} CPU s a step")
@@ -164,11 +152,6 @@ def profile(options: argparse.Namespace, spy: str, folder: Path) -> None:
         found = costs(file.read_text(errors="replace").splitlines())
         if found:
             print(table(found, options.rate, options.steps, options.top))
-
-
-def records_of(metrics: Path) -> list[dict[str, float]]:
-    """Returns the metrics of every step so far."""
-    return [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
 
 
 def timers(records: Sequence[dict[str, float]]) -> str:
@@ -182,10 +165,8 @@ def timers(records: Sequence[dict[str, float]]) -> str:
 
 def main() -> int:
     """Prints the tables; status 1 without py-spy."""
-    parser = real_stack.parser(__doc__)
-    parser.add_argument("--steps", type=int, default=4)
+    parser = real_stack.parser(__doc__, steps=4, top=5)
     parser.add_argument("--rate", type=int, default=50, help="samples per second")
-    parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--py-spy", default=None)
     parser.add_argument("--keep", type=Path, help="folder for the folded stacks, the log and the metrics")
     options = parser.parse_args()

@@ -8,25 +8,17 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
+import script
 import training_jobs
-
-ENGINE = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "block_size": 16,
-    "max_num_seqs": 128,
-    "max_num_batched_tokens": 4096,
-    "enable_chunked_prefill": False,
-}
-"""vLLM's settings of recipes/hardware/cpu.yaml, for benchmarks that start it alone."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +31,17 @@ class Request:
     seed: int
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """Returns a parser with the options of every benchmark that trains or serves a recipe."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--model", type=Path, required=True)
-    made.add_argument("--recipe", default="plan_path_cpu")
+class Rollout(NamedTuple):
+    """What a rollout took: seconds, its requests, and the CPU seconds of the job's processes by name."""
+
+    seconds: float
+    requests: list[Request]
+    cpu: Counter[str]
+
+
+def parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """Returns a parser with the options of every benchmark that trains or serves a recipe, and further ones."""
+    made = script.parser(description, model=Path, recipe="plan_path_cpu", **defaults)
     made.add_argument("overrides", nargs="*", help="overrides of verl's command")
     return made
 
@@ -128,6 +126,21 @@ def end_step(trainer: Any) -> None:
     trainer.checkpoint_manager.sleep_replicas()
     trainer.checkpoint_manager.update_weights(trainer.global_steps)
     trainer.global_steps += 1
+
+
+def rollouts(config: Any, number: int) -> Iterator[Rollout]:
+    """Starts a job, plays a warm-up rollout, and yields so many more."""
+    with started(config) as trainer:
+        for index in range(1 + number):
+            before, began = cpu_seconds(), time.perf_counter()
+            rows = play(trainer)
+            seconds = time.perf_counter() - began
+            cpu = cpu_seconds()
+            cpu.subtract(before)
+            requests = requests_of(rows)
+            if index:
+                yield Rollout(seconds, requests, cpu)
+            end_step(trainer)
 
 
 def client_of(trainer: Any) -> Any:

@@ -12,13 +12,11 @@ Status 1 if a line says FAIL.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 if __name__ == "__main__":  # before the imports: verl's modules read them
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")  # hundreds of episodes fail on purpose
 
+import script
 from fakes.local_queue import LocalQueue
 from fakes.simulated_cluster import Faults, LocalActor, SimulatedServer, event_loop, local_processes
 from soak_job import (
@@ -321,10 +319,8 @@ def soak(steps: int, minutes: float, seed: int, timeout: float, branches: bool =
 
 def main() -> int:
     """Prints the results; status 1 if one fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser = script.parser(__doc__, steps=2000, seed=0)
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after the step in which they have passed")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=0.25, help="seconds until a request times out")
     parser.add_argument("--branches", action="store_true", help="with at_grpo.scheme=branch at every decision")
     options = parser.parse_args()

@@ -5,13 +5,9 @@ python benchmarks/tree_families.py [KIND ...] [--device cuda]
 
 from __future__ import annotations
 
-import argparse
 import logging
-import sys
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
+import script
 from fakes.small_configs import kinds, small
 
 from verl_atgrpo.train.engine.prefix_tree import twin
@@ -19,9 +15,8 @@ from verl_atgrpo.train.engine.prefix_tree.forward import FLEX
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script.parser(__doc__, device="cpu")
     parser.add_argument("kinds", nargs="*")
-    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     implementation = "sdpa" if options.device == "cpu" else FLEX

@@ -10,9 +10,9 @@ norm of the rounded change over that of the change.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 
+import script
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -70,11 +70,7 @@ def measure(
 
 def main() -> None:
     """Prints a line for each learning rate and dtype."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 1e-5, 5e-5, 1e-4])
-    parser.add_argument("--steps", type=int, default=12)
-    arguments = parser.parse_args()
+    arguments = script.parser(__doc__, model=str, rates=[1e-6, 1e-5, 5e-5, 1e-4], steps=12).parse_args()
     torch.set_num_threads(1)
     print(HEADER.format(arguments.steps))
     for rate, dithered in itertools.product(arguments.rates, (None, torch.bfloat16, torch.float16)):

@@ -15,7 +15,7 @@ from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Scr
 from verl_atgrpo.play import contamination, registry
 from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
 from verl_atgrpo.play.environment_check import check_declared, check_first_tasks
-from verl_atgrpo.play.shares import Shares
+from verl_atgrpo.play.nested import Shares
 
 
 class Count(Environment):

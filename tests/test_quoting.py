@@ -97,8 +97,8 @@ def test_other_failures_are_the_decisions(error: Exception) -> None:
 
 def test_the_descriptions_of_tools_count() -> None:
     class Described(Narrow):
-        def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-            return self.encode([{"role": "system", "content": "t" * 1000}, *messages])
+        def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+            return super().encode([{"role": "system", "content": "t" * 1000 * bool(tools)}, *messages])
 
     team = Team({"solo": Described(lambda prompt, k: "7")}, TeamOptions(1))
     tool = Tool("look", "", {"type": "object", "properties": {}})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import pytest
-from fakes.scripted_policy import Numbered, Play, bounded, run, team_of
+from fakes.scripted_policy import Numbered, Play, bounded, run
 from pydantic import Field
 from waiting import HANG
 
@@ -269,12 +269,6 @@ def test_score_all_gets_parsed_replies() -> None:
         )
     )
     assert chosen.text == "3"
-
-
-def test_a_policy_that_cannot_be_given_tools_ends_the_run() -> None:
-    team, _ = team_of()
-    with pytest.raises(ToolError, match="agent 'left': a Recorder knows no tools and limits"):
-        bounded(team.left.act("?", tools=[search]))
 
 
 # ------------------------------------------------------------------ the loop

@@ -64,9 +64,9 @@ def finish(job: subprocess.Popen[bytes], folder: Path) -> dict[int, dict[str, fl
     return metrics_of(folder)
 
 
-def metrics_of(folder: Path) -> dict[int, dict[str, float]]:
+def metrics_of(folder: Path, file: str = "metrics.jsonl") -> dict[int, dict[str, float]]:
     """Returns a run's metrics by step."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / file).read_text().splitlines()]
     return {record["step"]: record["data"] for record in records}
 
 

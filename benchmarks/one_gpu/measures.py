@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import nan
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,8 @@ class Measure:
     """One figure of a part."""
 
     name: str
-    value: float
+    value: Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
+    """NaN is null in files."""
     unit: str = ""
     target: float | None = None
     better: Literal["lower", "higher"] = "lower"
@@ -194,10 +198,10 @@ def untimed_cost(step: Mapping[str, float]) -> float:
 def middle(steps: Sequence[Mapping[str, float]], key: str) -> float:
     """Returns the median of a metric over the steps that have it; NaN if none has."""
     values = [step[key] for step in steps if key in step]
-    return median(values) if values else float("nan")
+    return median(values or [nan])
 
 
 def success_at(metrics: Mapping[int, Mapping[str, float]], step: int) -> float:
     """Returns the validation success of a step, from a run's metrics; NaN if it was not validated."""
     found = [value for key, value in metrics.get(step, {}).items() if key.startswith("val-core/") and "/acc/" in key]
-    return found[0] if found else float("nan")
+    return next(iter(found), nan)

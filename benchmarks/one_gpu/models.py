@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim", "vocab_size")
 SIZES: dict[str, dict[str, int]] = {
-    "0p5b": {"hidden": 896, "inner": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "size": 64, "words": 151_936},
-    "1p5b": {"hidden": 1536, "inner": 8960, "layers": 28, "heads": 12, "kv_heads": 2, "size": 128, "words": 151_936},
-    "small": {"hidden": 256, "inner": 768, "layers": 6, "heads": 4, "kv_heads": 2, "size": 64, "words": 128},
+    name: {**dict(zip(_KEYS, values, strict=True)), "num_key_value_heads": 2}
+    for name, values in {
+        "0p5b": (896, 4864, 24, 14, 64, 151_936),
+        "1p5b": (1536, 8960, 28, 12, 128, 151_936),
+        "small": (256, 768, 6, 4, 64, 128),
+    }.items()
 }
-"""Those of Qwen2.5 of .5 and 1.5 billion parameters, and one of 4.8 million."""
+"""Those of Qwen2.5 of .5 and 1.5 billion parameters, and one of 4.8 million, as in a config.json."""
 
 
 def random_model(folder: Path, size: str) -> Path:
@@ -28,18 +32,12 @@ def random_model(folder: Path, size: str) -> Path:
 
     if (folder / "config.json").exists():
         return folder
-    shape, tokenizer = SIZES[size], build_tokenizer(())
+    tokenizer = build_tokenizer(())
     with temporary_folder(folder) as partial:
         tokenizer.save_pretrained(partial)
-        _fill_vocabulary(partial / "tokenizer.json", shape["words"])
+        _fill_vocabulary(partial / "tokenizer.json", SIZES[size]["vocab_size"])
         config = Qwen3Config(
-            vocab_size=shape["words"],
-            hidden_size=shape["hidden"],
-            intermediate_size=shape["inner"],
-            num_hidden_layers=shape["layers"],
-            num_attention_heads=shape["heads"],
-            num_key_value_heads=shape["kv_heads"],
-            head_dim=shape["size"],
+            **SIZES[size],
             max_position_embeddings=4096,
             tie_word_embeddings=True,
             bos_token_id=None,

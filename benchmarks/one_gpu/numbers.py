@@ -5,9 +5,9 @@ verl's engines, its loss and its optimizer run in this process, without Ray, que
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
-import socket
 import time
 import traceback
 from collections.abc import Sequence
@@ -32,17 +32,14 @@ _MOVES = 1e-2
 
 def start() -> str:
     """Joins a process group of one; returns the device's kind, "cuda" or "cpu"."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    os.environ.update(place, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    device = "cuda"
+    os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    device, backend = "cuda", "nccl"
     if platform_choice.wants_cpu():
         from verl_atgrpo import cpu
 
-        device = "cpu"
+        device, backend = "cpu", "gloo"
         cpu.activate()
-    torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo", rank=0, world_size=1)
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
     return device
 
 
@@ -136,10 +133,10 @@ def small_trees(
 ) -> None:
     """Compares two rows that share half of their tokens with their tree, for many sizes."""
     import numpy as np
+    from bench_tree_attention import plain, trees, update
     from transformers import AutoModelForCausalLM
 
-    from verl_atgrpo.train.engine.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
-    from verl_atgrpo.train.engine.prefix_tree.tree import TokenRows, cut, pack, sort
+    from verl_atgrpo.train.engine.prefix_tree.forward import FLEX
 
     net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     worst, seconds = 0.0, []
@@ -147,22 +144,14 @@ def small_trees(
         half = length // 2
         ids = np.random.default_rng(length).integers(0, net.config.vocab_size, (2, length))
         ids[1, :half] = ids[0, :half]
+        sizes = argparse.Namespace(prompt=half, response=length - half, budget=4096)
         net.set_attn_implementation("sdpa")
-        tokens = torch.from_numpy(ids).to(device)
-        with torch.no_grad():
-            logits = net(tokens[:, :-1]).logits[:, half - 1 :].float()
-        wanted = logits.log_softmax(-1).gather(-1, tokens[:, half:, None]).squeeze(-1)
+        wanted, *_ = update(plain, net, ids, sizes)
         if device == "cuda":
             net.set_attn_implementation(FLEX)
-        rows = TokenRows(ids.ravel(), np.arange(3) * length, np.full(2, half))
-        order = sort(rows)
-        (part,) = cut(rows, order, 4096)
-        tree = pack(rows, order, part)
-        began, packed = time.perf_counter(), Packed.of(tree, device)
-        made = log_probs(net(**model_inputs(packed, net.config), use_cache=False).logits.squeeze(0), packed)
-        made.sum().backward()  # type: ignore[no-untyped-call]
-        apart = made.detach().view(2, -1)[np.argsort(tree.rows).tolist()] - wanted
-        worst = max(worst, float(apart.abs().max()))
+        began = time.perf_counter()
+        made, *_ = update(trees, net, ids, sizes)
+        worst = max(worst, float((made - wanted).abs().max()))
         seconds.append(time.perf_counter() - began)
     print(f"seconds of each small tree: {' '.join(f'{each:.2f}' for each in seconds)}", flush=True)
     name = f"trees of {min(lengths)} to {max(lengths)} tokens: log-probs against rows one by one"

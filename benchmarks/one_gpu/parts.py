@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +20,8 @@ import real_stack
 import training_jobs
 
 from one_gpu import measures, models
-from one_gpu.jobs import environment
+from one_gpu.jobs import Part, environment
 from one_gpu.measures import Card, Measure, Report, Rows, Shape, middle, success_at
-from one_gpu.plan import Part
 from one_gpu.results import last_lines
 
 ENGINE_SHARE = bench_engine.LIMIT
@@ -99,7 +97,7 @@ def train(setting: Setting, recipe: str, *overrides: str, name: str = "run", **m
         raise SystemExit(
             f"the training ended with status {status}; {folder}/log ends with\n{last_lines(folder / 'log')}"
         )
-    return metrics_of(folder / more.get("VERL_FILE_LOGGER_PATH", "metrics.jsonl"))
+    return training_jobs.metrics_of(folder, more.get("VERL_FILE_LOGGER_PATH", "metrics.jsonl"))
 
 
 def begin(setting: Setting, recipe: str, *overrides: str, name: str, **more: str) -> subprocess.Popen[bytes]:
@@ -108,12 +106,6 @@ def begin(setting: Setting, recipe: str, *overrides: str, name: str, **more: str
     folder.mkdir(exist_ok=True)
     given = {**environment(), **more}
     return training_jobs.start(recipe, folder, setting.start, *overrides, **given)
-
-
-def metrics_of(path: Path) -> Metrics:
-    """Returns the metrics by step of a file of verl's logger."""
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    return {record["step"]: record["data"] for record in records}
 
 
 # ------------------------------------------------------------ trainings
@@ -200,7 +192,7 @@ def resume(setting: Setting, precision: str | None = None) -> None:
         training_jobs.wait_for_lines(folder / "metrics.jsonl", lines, job, folder)
     finally:
         training_jobs.end(job)  # SIGKILL
-    first = metrics_of(folder / "metrics.jsonl")
+    first = training_jobs.metrics_of(folder)
     again = train(
         setting,
         recipe,
@@ -345,7 +337,7 @@ def rollout(setting: Setting, size: str, eager: bool = False) -> None:
         f"at_grpo.candidates={candidates}",
         f"data.max_prompt_length={longest}",
         "~at_grpo.environment",
-        f"+at_grpo.environment={{name: 'one_gpu.game:Chain', letters: {letters}, decisions: {chain}}}",
+        f"+at_grpo.environment={{name: 'bench_against_grpo:Letters', letters: {letters}, decisions: {chain}}}",
         *bench_engine.forced_length(longest, answer),
         *([] if setting.reduced else [f"actor_rollout_ref.rollout.enforce_eager={str(eager).lower()}"]),
     ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from one_gpu.measures import Measure
 
@@ -43,25 +44,12 @@ class Check:
 
     def save(self, path: Path) -> None:
         """Writes it as JSON; what is no number becomes null."""
-        made = asdict(self)
-        for result in made["results"]:
-            for measure in result["measures"]:
-                if not math.isfinite(measure["value"]):
-                    measure["value"] = None
-        path.write_text(json.dumps(made, indent=1, allow_nan=False) + "\n")
+        path.write_bytes(TypeAdapter(Check).dump_json(self, indent=1) + b"\n")
 
-    @classmethod
-    def load(cls, path: Path) -> Check:
+    @staticmethod
+    def load(path: Path) -> Check:
         """Reads what `save` has written."""
-        made = json.loads(path.read_text())
-        results = []
-        for one in made.pop("results"):
-            measures = [
-                Measure(**{**measure, "value": math.nan if measure["value"] is None else measure["value"]})
-                for measure in one.pop("measures")
-            ]
-            results.append(Result(**one, measures=measures))
-        return cls(**made, results=results)
+        return TypeAdapter(Check).validate_json(path.read_bytes())
 
     @property
     def failed(self) -> bool:

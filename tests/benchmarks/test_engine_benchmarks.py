@@ -247,8 +247,8 @@ def test_policies_are_compared_at_equal_tokens(
 
 
 def test_our_side_has_a_group_of_k_rows_per_task_and_the_rewards_of_the_stock_side() -> None:
-    environment = bench_against_grpo.OneAnswer(letters=40)
-    team = ScriptedTeam({"writer": lambda prompt, index: "U" * (index + 1)}, candidates=8)
+    environment = bench_against_grpo.Letters(letters=40)
+    team = ScriptedTeam({"first": lambda prompt, index: "U" * (index + 1)}, candidates=8)
     record = asyncio.run(play(environment, environment.task("train", 3), team))
     rows = list(training_rows("t", 0, record, "tree"))
     assert len({row.group for row in rows}) == 1

@@ -20,10 +20,9 @@ import pytest
 import real_stack
 import training_jobs
 from one_gpu import jobs, measures, models, parts
-from one_gpu.game import Chain
+from one_gpu.jobs import Part, choose, duration, startable
 from one_gpu.measures import Measure, Report, Rows, Shape
 from one_gpu.parts import REDUCED, Setting, against_grpo, all_parts, in_waves, reduced_parts, rollout, walk
-from one_gpu.plan import Part, choose, duration, startable
 from one_gpu.results import Check, Result, baseline_path, last_lines, table, worse
 from processes import running as running_processes
 from real_stack import Request
@@ -216,7 +215,7 @@ def test_decoding_takes_as_many_steps_as_chain_or_slots_need(chain: int, slots: 
 
 
 def test_a_chains_decisions_have_prompts_of_their_own_and_of_one_length() -> None:
-    game = Chain(letters=40, decisions=4)
+    game = bench_against_grpo.Letters(letters=40, decisions=4)
     team = ScriptedTeam({agent: lambda prompt, index: "U" * (index + 1) for agent in game.agents}, candidates=4)
     record = asyncio.run(play(game, game.task("train", 3), team))
     assert [(one.agent, one.turn) for one in record.decisions] == [
@@ -338,18 +337,7 @@ def test_a_models_shape_is_that_of_its_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "parameters"), [("0p5b", 0.5e9), ("1p5b", 1.5e9)])
 def test_made_models_have_their_size(size: str, parameters: float) -> None:
-    made = models.SIZES[size]
-    shape = Shape.of(
-        {
-            "hidden_size": made["hidden"],
-            "intermediate_size": made["inner"],
-            "num_attention_heads": made["heads"],
-            "num_key_value_heads": made["kv_heads"],
-            "head_dim": made["size"],
-            "num_hidden_layers": made["layers"],
-            "vocab_size": made["words"],
-        }
-    )
+    shape = Shape.of(models.SIZES[size])
     assert shape.body + shape.head == pytest.approx(parameters, rel=0.05)
 
 
@@ -530,7 +518,7 @@ def test_parts_that_do_not_fit_are_told(command: Any, capsys: pytest.CaptureFixt
 def test_each_parts_process_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The process finds its function and setting again; the run itself is the next test's."""
     options = gpu_check.parser().parse_args(["--precision=fp16", "--lr=5e-05", f"--out={tmp_path}"])
-    made = jobs.part_command(Path("gpu_check.py"), "walk", tmp_path, gpu_check.passed_on(options))
+    made = gpu_check.command_of(Part("walk", "", 1, 1), options)
     again = gpu_check.parser().parse_args(made[2:])
     assert (again.part, again.precision, again.lr, again.reduced) == ("walk", "fp16", 5e-5, False)
     (tmp_path / "walk").mkdir()

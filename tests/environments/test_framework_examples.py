@@ -163,13 +163,9 @@ def test_demonstrated_prompts_are_the_frameworks(module: str, replies: str) -> N
     class Model(Seeded):
         """Encodes as the tiny model does, too."""
 
-        def encode(self, messages: Any) -> list[int]:
-            asked.append(tuple(chat.encode(messages)))
-            return super().encode(messages)
-
-        def encode_with_tools(self, messages: Any, tools: Any) -> list[int]:
+        def encode(self, messages: Any, tools: Any = ()) -> list[int]:
             asked.append(tuple(chat.encode(messages, tools)))
-            return ScriptedPolicy.encode(self, [{"content": f"tools: {tools[0].name}"}, *messages])
+            return super().encode(messages, tools[:1])
 
     async def main() -> None:
         for index in range(20):

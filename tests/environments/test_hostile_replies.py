@@ -126,10 +126,7 @@ class Parrot:
         self.generation = Generation([0], [0.0], reply)
         self.parsed = 0
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        return [0]
-
-    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         return [0]
 
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:

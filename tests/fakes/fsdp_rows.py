@@ -44,8 +44,8 @@ def _jagged(values: Sequence[Any]) -> Any:
     return torch.nested.as_nested_tensor([torch.as_tensor(each) for each in values], layout=torch.jagged)
 
 
-def batch(rows: Sequence[Row], rank: int, ranks: int, **options: Any) -> Any:
-    """Returns rows as an engine gets them, with random advantages, at three temperatures."""
+def batch(rows: Sequence[Row], rank: int, ranks: int, log_prob: float = -1.0, **options: Any) -> Any:
+    """Returns rows as an engine gets them: random advantages, old log-probs around `log_prob`, three temperatures."""
     from verl.utils import tensordict_utils as tu
 
     def responses(mean: float) -> Any:
@@ -60,8 +60,8 @@ def batch(rows: Sequence[Row], rank: int, ranks: int, **options: Any) -> Any:
         "response_mask": _jagged([[1] * len(response) for _, response in rows]),
         "loss_mask": _jagged([[1] * len(response) for _, response in rows]),
         "advantages": responses(0.0),
-        "old_log_probs": responses(-1.0),
-        "ref_log_prob": responses(-1.2),
+        "old_log_probs": responses(log_prob),
+        "ref_log_prob": responses(log_prob - 0.2),
         "rollout_is_weights": responses(1.0),
         # Of each row, as where agents differ.
         "temperature": torch.tensor([(0.7, 1.0, 1.3)[row % 3] for row in range(len(rows))]),

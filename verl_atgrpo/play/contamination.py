@@ -60,9 +60,8 @@ class NearIndex:
     inner word count as different problems.
     """
 
-    def __init__(self, texts: Mapping[int, str], least: float = NEAR) -> None:
-        """Indexes `texts` (key -> text); `least` is the similarity of near duplicates, above 0."""
-        self._least = least
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        """Indexes `texts` (key -> text)."""
         self._shingles: dict[int, set[str]] = {}
         for key, text in texts.items():
             width = LONG if len(_WORD.findall(text)) >= LONG_TEXT else SHORT
@@ -84,13 +83,13 @@ class NearIndex:
             for key in sorted(keys):
                 shared = len(mine & self._shingles[key])
                 similarity = shared / (len(mine) + len(self._shingles[key]) - shared)
-                if similarity >= self._least:
+                if similarity >= NEAR:
                     found[key] = similarity
         return found
 
     def _dispensable(self, own: set[str]) -> int:
         """Returns the number of shingles that a near duplicate may lack."""
-        return len(own) - math.ceil(self._least * len(own))
+        return len(own) - math.ceil(NEAR * len(own))
 
     def _rarest(self, own: set[str], number: int) -> list[str]:
         if number <= 0:

@@ -16,8 +16,7 @@ from annotated_types import Ge, Le
 
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of
-from verl_atgrpo.play.nested import Nested, make_inner
-from verl_atgrpo.play.shares import Shares
+from verl_atgrpo.play.nested import Nested, Shares, make_inner
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
 

@@ -49,13 +49,9 @@ def has_rows(env: Environment) -> bool:
 
 
 def sample(env: Environment, split: Split, size: int, most: int = SAMPLE) -> list[int]:
-    """Returns the indices of at most `most` of the first `size` tasks, of every data set alike, ascending.
+    """Returns the indices of at most `most` of the first `size` tasks of a split, ascending.
 
-    Args:
-        env: the environment.
-        split: whose tasks.
-        size: tasks of the split that the run uses.
-        most: number of indices; an equal share of it for every data set, rounded up.
+    Every data set has an equal share of them, rounded up.
     """
     starts, begin = [], 0
     for tasks in env.data_sets(split).values():
@@ -88,16 +84,10 @@ def check_rows(env: Environment, split: Split, indices: Sequence[int]) -> RowChe
 
 
 def report(env: Environment, sizes: dict[Split, int], bound: float, shown: int = 20) -> tuple[str, bool]:
-    """Grades every row of a run.
+    """Grades every row of a run, whose numbers of tasks are `sizes`.
 
-    Args:
-        env: the environment.
-        sizes: split -> number of its tasks in the run.
-        bound: share of defects that a training accepts, `at_grpo.max_bad_rows`.
-        shown: rows of each split that are listed.
-
-    Returns a line for each listed row, a summary of each split, and whether a share is above the bound; no line if the
-    tasks are generated.
+    Returns a line for each of the first `shown` rows with a defect and a summary, split by split, and whether a share
+    of defects is above the `bound` of a training (`at_grpo.max_bad_rows`); no line if the tasks are generated.
     """
     if not has_rows(env):
         return "", False

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from verl_atgrpo.play.decision import Agent
@@ -298,7 +299,7 @@ class EndpointServer:
         async with self._changing:
             if self._runner is not None:
                 return
-            app = web.Application(client_max_size=MOST_BYTES)
+            app = web.Application(client_max_size=MOST_BYTES, middlewares=[self._refuse])
             app.router.add_post("/v1/chat/completions", self._complete)
             app.router.add_get("/v1/models", self._models)
             app.router.add_route("*", "/{path:.*}", self._unknown)
@@ -339,15 +340,23 @@ class EndpointServer:
         self._strangers.pop(request.protocol, None)
         return session
 
+    @web.middleware
+    async def _refuse(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answers a request that is refused with an error in OpenAI's form."""
+        try:
+            return await handler(request)
+        except _Refused as refused:
+            self.refused += 1
+            logger.warning("a request to an agent's endpoint was refused (%d): %s", refused.status, refused)
+            error = {"message": str(refused), "type": "invalid_request_error", "param": None, "code": refused.code}
+            # Clients would try again: a decision that failed is another decision then.
+            return web.json_response({"error": error}, status=refused.status, headers={"x-should-retry": "false"})
+
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
-        return self._error(_Refused(404, f"{request.method} {request.path}: use POST /v1/chat/completions"))
+        raise _Refused(404, f"{request.method} {request.path}: use POST /v1/chat/completions")
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        try:
-            session = self._session(request)
-        except _Refused as refused:
-            return self._error(refused)
-        model = {"id": session.agent, "object": "model", "created": 0, "owned_by": "verl-atgrpo"}
+        model = {"id": self._session(request).agent, "object": "model", "created": 0, "owned_by": "verl-atgrpo"}
         return web.json_response({"object": "list", "data": [model]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -365,13 +374,13 @@ class EndpointServer:
                 session.running.discard(running)
             body = _completion(asked, session, candidates)
             made = None if asked.stream else web.json_response(body)
-        except _Refused as refused:
-            return self._error(refused)
+        except _Refused:
+            raise
         except Exception as error:  # a defect of ours: in OpenAI's form, and it ends the run
             logger.exception("a request to an agent's endpoint raises")
             if session is not None:
                 session.defect = session.defect or error
-            return self._error(_Refused(500, f"{type(error).__name__}: {error}", "defect"))
+            raise _Refused(500, f"{type(error).__name__}: {error}", "defect") from error
         return await _stream(request, asked, body) if made is None else made
 
     async def _asked(self, request: web.Request) -> _Asked:
@@ -386,13 +395,6 @@ class EndpointServer:
             wrong = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union's members the one it nearly is
             what = ".".join(map(str, wrong["loc"])) or "body"
             raise _Refused(400, f"{what}: {wrong['msg']}", "invalid_request") from None
-
-    def _error(self, refused: _Refused) -> web.Response:
-        self.refused += 1
-        logger.warning("a request to an agent's endpoint was refused (%d): %s", refused.status, refused)
-        error = {"message": str(refused), "type": "invalid_request_error", "param": None, "code": refused.code}
-        # Clients would try again: a decision that failed is another decision then.
-        return web.json_response({"error": error}, status=refused.status, headers={"x-should-retry": "false"})
 
 
 def _completion(asked: _Asked, session: _Session, candidates: Sequence[Candidate]) -> Any:

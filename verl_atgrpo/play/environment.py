@@ -112,11 +112,6 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
         await team.close()
     if team.failure is not None:
         raise team.failure
-    check_outcome(environment, outcome)
-    return EpisodeRecord(team.decisions, outcome)
-
-
-def check_outcome(environment: Environment, outcome: object) -> None:
-    """Raises OutcomeError if what an environment's `run` returned is no outcome."""
     if not isinstance(outcome, Outcome):
         raise OutcomeError(f"{type(environment).__name__}.run returned {outcome!r:.200}: it is no Outcome")
+    return EpisodeRecord(team.decisions, outcome)

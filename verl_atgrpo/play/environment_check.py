@@ -15,12 +15,7 @@ _SPLITS: tuple[Split, ...] = typing.get_args(Split)
 
 
 def check_declared(env: Environment, name: object) -> None:
-    """Raises EnvironmentConfigError if an environment's attributes are not those of one that can be played.
-
-    Args:
-        env: the environment.
-        name: as in a recipe, for messages.
-    """
+    """Raises EnvironmentConfigError unless an environment, by its name in a recipe, declares what can be played."""
     where, kind = f"at_grpo.environment.name={name!r}", type(env).__name__
     with asking(name, "reading agents"):
         agents = env.agents

@@ -1,7 +1,8 @@
-"""Environments that consist of others: what they hand on to the one that a task is of."""
+"""Environments that consist of others: what they hand on to the one that a task is of, and whose turn it is."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from verl_atgrpo.play.types import EnvironmentConfigError
 
 
 class Nested(Environment):
-    """An environment whose tasks have a `task` of one of its environments."""
+    """An environment whose tasks have a `task` of one of its environments, which answers what is asked of it."""
 
     ordered = True
 
@@ -22,28 +23,43 @@ class Nested(Environment):
         """Returns the environment of a task."""
 
     def fingerprint(self, task: Any) -> str:
-        """Returns its environment's."""
         return self.environment_of(task).fingerprint(task.task)
 
     def task_key(self, task: Any) -> str:
-        """Returns its environment's."""
         return self.environment_of(task).task_key(task.task)
 
     def dedup_text(self, task: Any) -> str | None:
-        """Returns its environment's."""
         return self.environment_of(task).dedup_text(task.task)
 
     async def row_defect(self, task: Any) -> RowDefect | None:
-        """Returns its environment's."""
         return await self.environment_of(task).row_defect(task.task)
 
     def opponents(self, task: Any) -> Sequence[str]:
-        """Returns its environment's."""
         return self.environment_of(task).opponents(task.task)
 
     def hindsight(self, task: Any) -> str:
-        """Returns its environment's."""
         return self.environment_of(task).hindsight(task.task)
+
+
+class Shares:
+    """Chooses among numbers: the one that is furthest behind its share is next, at ties the first.
+
+    Of any choices in a row each number has its share to less than one at either end. Weights may change between
+    choices; what a number is behind or ahead by then stays.
+    """
+
+    def __init__(self, credit: Sequence[float]) -> None:
+        """Begins with what each number is behind: zeros at first, or the `credit` of earlier choices."""
+        self.credit = list(credit)
+
+    def next(self, weights: Sequence[float]) -> int:
+        """Returns the next choice; `weights` are at least 0, not all of them 0."""
+        total = math.fsum(weights)
+        for number, weight in enumerate(weights):
+            self.credit[number] += weight / total
+        chosen = max((number for number, weight in enumerate(weights) if weight), key=self.credit.__getitem__)
+        self.credit[chosen] -= 1
+        return chosen
 
 
 def make_inner(name: str, options: Mapping[str, object], key: str) -> Environment:

@@ -52,14 +52,11 @@ class OpponentPool:
         choose: Literal["prioritized", "uniform"] = "prioritized",
         seed: int = 0,
     ) -> None:
-        """Begins with an empty pool.
+        """Begins with an empty pool; `size`, `every` and `choose` are those of `at_grpo.opponents`.
 
         Args:
             policy: the policy of which past selves play; None if none do.
             weights: `current`, `past` and further policies by name -> weight.
-            size: most past selves.
-            every: steps between two of them.
-            choose: how one of them is drawn.
             seed: from which draws derive.
         """
         self._policy, self._every, self._choose, self._seed = policy, every, choose, seed

@@ -43,11 +43,8 @@ def shortened(text: str, most: int = SHOWN) -> str:
 def quoted(text: str, most: int = READ) -> str:
     """Returns `text` quoted for a prompt, `> ` before every line, which no parser reads as an answer.
 
-    Several empty lines become one: a model that repeats line breaks would make the next agent's prompt too long.
-
-    Args:
-        text: what an agent wrote, or what came of it.
-        most: characters, as in `shortened`.
+    Several empty lines become one: a model that repeats line breaks would make the next agent's prompt too long. At
+    most so many characters are quoted as in `shortened`.
     """
     tidied = _EMPTY_LINES.sub("\n\n", text.strip("\r\n"))
     return textwrap.indent(shortened(tidied, most), "> ", lambda line: True)

@@ -80,15 +80,9 @@ def elo(
 
 def results(rewards: Iterable[float]) -> dict[str, float]:
     """Returns the shares of games that are won (a reward above 0), drawn and lost; nothing of no game."""
-    given = list(rewards)
-    if not given:
-        return {}
-    counts = {
-        "win": sum(reward > 0 for reward in given),
-        "draw": sum(reward == 0 for reward in given),
-        "loss": sum(reward < 0 for reward in given),
-    }
-    return {name: count / len(given) for name, count in counts.items()}
+    scores = list(map(score_of, rewards))
+    names = {"win": 1.0, "draw": 0.5, "loss": 0.0}
+    return {name: scores.count(score) / len(scores) for name, score in names.items()} if scores else {}
 
 
 def score_of(reward: float) -> float:

@@ -135,11 +135,7 @@ class RemotePolicy:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the code points of the messages as JSON, in place of token ids."""
-        return self.encode_with_tools(messages, ())
-
-    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the code points of messages and tools as JSON, in place of token ids."""
         request: dict[str, Any] = {"messages": [dict(message) for message in with_system(self._system, messages)]}
         if tools:

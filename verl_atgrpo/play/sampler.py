@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from verl_atgrpo.play.messages import Message, Reply
 from verl_atgrpo.play.tools import Tool
@@ -13,27 +13,8 @@ from verl_atgrpo.play.types import Generation, ReplyLimits
 class Sampler(Protocol):
     """The source of a team's candidates: verl's servers, a local model or a script."""
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the token ids of a prompt, with the chat template applied.
-
-        Raises EpisodeFailed if the prompt is too long for the policy.
-        """
-        ...
-
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Samples one answer. Candidates of a decision have the same `decision_id`, so that they share a prefix cache.
-
-        Raises EpisodeFailed if sampling failed.
-        """
-        ...
-
-
-@runtime_checkable
-class ToolSampler(Sampler, Protocol):
-    """A source of candidates that may call tools and end early."""
-
-    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Returns the token ids of a prompt in which the tools are described.
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Returns the token ids of a prompt, with the chat template applied, in which the tools are described.
 
         Raises:
             EpisodeFailed: the prompt is too long for the policy.
@@ -44,7 +25,10 @@ class ToolSampler(Sampler, Protocol):
     async def generate(
         self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: ReplyLimits | None = None
     ) -> Generation:
-        """As `Sampler.generate`, within limits."""
+        """Samples one answer. Candidates of a decision have the same `decision_id`, so that they share a prefix cache.
+
+        Raises EpisodeFailed if sampling failed.
+        """
         ...
 
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:

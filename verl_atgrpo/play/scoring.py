@@ -81,10 +81,8 @@ class Scorer:
             return self._mixed(candidate, scored, decision)
         except (EpisodeFailed, _NoScore):
             raise
-        except Exception as error:  # a reply that the environment's author did not think of, or a defect
-            if (without := self._without_score(candidate, decision, error, scope)) is None:
-                raise
-            return without
+        except Exception as error:  # noqa: BLE001  (a reply that the author did not think of, or a defect)
+            return self._without_score(candidate, decision, error, scope)
 
     async def group(
         self, candidates: Sequence[Candidate], decision: Decision, score_all: GroupScoreFunction, scope: Scope
@@ -109,20 +107,16 @@ class Scorer:
             try:
                 return self._mixed(candidate, score, decision)
             except ValueError as error:
-                if (without := self._without_score(candidate, decision, error, scope)) is None:
-                    raise
-                return without
+                return self._without_score(candidate, decision, error, scope)
 
         return list(map(scored, candidates, scores))
 
-    def _without_score(
-        self, candidate: Candidate, decision: Decision, error: Exception, scope: Scope
-    ) -> Candidate | None:
-        """Returns a candidate whose score raised an error; None where nobody counts such errors."""
+    def _without_score(self, candidate: Candidate, decision: Decision, error: Exception, scope: Scope) -> Candidate:
+        """Returns a candidate whose score raised an error, which is raised again where nobody counts such errors."""
         if scope.ended:
             return replace(candidate, score=Score(), reward=0.0)
         if self.on_error is None:
-            return None
+            raise error
         self.on_error(decision.agent, decision.turn, candidate.generation.text, error)
         return replace(candidate, score=Score(), reward=0.0, error=error)
 

@@ -26,13 +26,10 @@ class ScriptedPolicy:
     calls: Counter[str] = field(default_factory=Counter)
     """Number of calls of each prompt text."""
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the code points of the messages' contents, joined by newlines."""
-        return [ord(char) for char in "\n".join(map(text_of, messages))]
-
-    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Returns the same after a line with the names of the tools."""
-        return self.encode([{"content": f"tools: {', '.join(tool.name for tool in tools)}"}, *messages])
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Returns the code points of the names of tools, if there are any, and of the messages, one in a line each."""
+        names = [f"tools: {', '.join(tool.name for tool in tools)}"] if tools else []
+        return [ord(char) for char in "\n".join([*names, *map(text_of, messages)])]
 
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
         """Returns the calls of an answer of the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from verl_atgrpo.play.decision import Agent, Ask, GroupScoreFunction, ScoreFunction
 from verl_atgrpo.play.messages import Message, MessageError, Prompt, Reply, as_messages
 from verl_atgrpo.play.quoting import SHARES, sharing
-from verl_atgrpo.play.sampler import Sampler, ToolSampler
+from verl_atgrpo.play.sampler import Sampler
 from verl_atgrpo.play.scoring import (
     SCOPE,
     NotNeeded,
@@ -30,7 +30,7 @@ from verl_atgrpo.play.scoring import (
     select,
 )
 from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.tools import Tool, ToolError
+from verl_atgrpo.play.tools import Tool
 from verl_atgrpo.play.types import (
     TREE,
     Candidate,
@@ -259,14 +259,8 @@ class Team:
         """Scores a decision of the team's when more is known than at the decision: all its candidates, not one.
 
         The rewards take the place of those at the decision, which decided what was committed. A score that depends on
-        what followed `reply` must not favour it over the candidates that nothing followed.
-
-        Args:
-            reply: what `act` returned.
-            score: as in `act`.
-
-        Returns:
-            `reply` with its new score.
+        what followed `reply`, which `act` returned, must not favour it over the candidates that nothing followed.
+        Returns `reply` with its new score.
 
         Raises:
             EpisodeFailed: a decision of the score failed.
@@ -374,11 +368,9 @@ class Team:
         Raises EpisodeFailed if sampling failed.
         """
         seed = None if self._seed is None else stable_hash(self._seed, *_parts(decision), index) & 0x7FFFFFFF
+        generate = self._samplers[decision.agent].generate
         request = f"{self._episode_id}.{decision.name}", decision.prompt_ids, seed
-        if decision.limits is None:
-            generation = await self._samplers[decision.agent].generate(*request)
-        else:
-            generation = await self._tool_sampler(decision.agent).generate(*request, decision.limits)
+        generation = await (generate(*request) if decision.limits is None else generate(*request, decision.limits))
         self.generated_tokens += generation.tokens
         if not generation.tokens:
             where = f"agent {decision.agent!r}, turn {decision.turn}"
@@ -386,19 +378,11 @@ class Team:
         return generation
 
     def _tokens(self, agent: str, messages: list[Message], tools: Sequence[Tool]) -> list[int]:
-        """Returns the token ids of a prompt; raises ToolError if the agent's policy cannot be given the tools."""
-        if tools:
-            return self._tool_sampler(agent).encode_with_tools(messages, tools)
-        return self._samplers[agent].encode(messages)
-
-    def _tool_sampler(self, agent: str) -> ToolSampler:
-        policy = self._samplers[agent]
-        if not isinstance(policy, ToolSampler):
-            raise ToolError(f"agent {agent!r}: a {type(policy).__name__} knows no tools and limits")
-        return policy
+        encode = self._samplers[agent].encode
+        return encode(messages, tools) if tools else encode(messages)
 
     async def _parse(self, generation: Generation, decision: Decision, index: int, tools: Sequence[Tool]) -> Reply:
-        reply = await self._tool_sampler(decision.agent).parse(generation, tools)
+        reply = await self._samplers[decision.agent].parse(generation, tools)
         self.counts.update(tool_calls_parsed=len(reply.calls), tool_calls_unparsed=reply.unparsed)
         return reply.with_ids(decision.name, index)
 

@@ -149,13 +149,12 @@ def check_environment(
 
 
 def _check_agents(env: Environment) -> None:
-    agents: tuple[str, ...] = getattr(env, "agents", ())
     try:
         check_declared(env, type(env).__name__)
     except EnvironmentConfigError as error:
         raise EnvironmentContractError(f"declared: {error}") from error
     for agent, schemes in env.schemes.items():
-        if agent not in agents or not isinstance(schemes, tuple) or not {*schemes} <= _SCHEMES:
+        if agent not in env.agents or not isinstance(schemes, tuple) or not {*schemes} <= _SCHEMES:
             raise EnvironmentContractError(
                 f"schemes: {agent!r} -> {schemes!r} is not an agent and a tuple of {', '.join(sorted(_SCHEMES))}"
             )
@@ -164,7 +163,7 @@ def _check_agents(env: Environment) -> None:
 def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int) -> list[Marks]:
     """Returns the fingerprints and keys of the first tasks; both instances must make the same tasks."""
     size = env.num_tasks(split)
-    if size is not None and (not isinstance(size, int) or size < 1):
+    if size == 0:
         raise EnvironmentContractError(f"num_tasks: split {split!r} has {size!r} tasks; None, or 1 and more")
     count = min(tasks, size or tasks)
     known: list[Marks] = []
@@ -326,12 +325,7 @@ class Trial:
         return EnvironmentContractError(f"{check}: task ({self.split}, {self.index}), {team} team: {what}")
 
     def scripts(self, team: str, make: Callable[[Any], Mapping[str, Script]]) -> dict[str, Script]:
-        """Returns a team's scripts for the task, wrapped so that their exceptions become ScriptErrors.
-
-        Args:
-            team: the team's name, for messages.
-            make: task -> the script of every agent.
-        """
+        """Returns the scripts that `make` gives a team of this name, whose exceptions become ScriptErrors."""
         where = f"script: task ({self.split}, {self.index}), {team} team"
         task = self.env.task(self.split, self.index)
         try:

@@ -17,14 +17,10 @@ _TAG = re.compile(
 
 
 def split_thought(raw: str, opened: bool = False) -> tuple[str, str]:
-    """Returns what an answer thought and what it said.
+    """Returns what an answer thought and what it said; a thought that its prompt has begun is `opened`.
 
     A thought that has not ended reaches to the end. An end without a beginning ends a thought from the start. Without
     thoughts all of the answer is said, blanks around it included.
-
-    Args:
-        raw: the answer.
-        opened: whether its prompt has begun a thought.
     """
     words = raw.lower()
     if not opened and "think" not in words and "thought" not in words:  # at once, of texts of a megabyte too

@@ -27,11 +27,9 @@ class Ended(RuntimeError):
 def contained(what: str) -> Iterator[None]:
     """Lets nothing but exceptions out of user's code: asyncio's loop, and with it a worker, ends at a `SystemExit`.
 
-    Args:
-        what: the code, for the message.
-
-    Raises Ended for a `SystemExit` (of argparse, say), a `KeyboardInterrupt` outside the main thread, a
-    `CancelledError` though nobody cancels the running task, and further kinds that are no `Exception`.
+    Raises Ended, which says `what` code it was, for a `SystemExit` (of argparse, say), a `KeyboardInterrupt` outside
+    the main thread, a `CancelledError` though nobody cancels the running task, and further kinds that are no
+    `Exception`.
     """
     task = _running()
     try:
@@ -63,13 +61,9 @@ def _is_for_us(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
 
 @contextmanager
 def asking(name: object, doing: str) -> Iterator[None]:
-    """Turns what an environment's code raises at a check into one line: its name, what was asked, and the place.
+    """Raises what an environment's code raises at a check as an EnvironmentConfigError of one line.
 
-    Args:
-        name: as in a recipe.
-        doing: what is asked of it, such as "task('train', 0)".
-
-    Raises EnvironmentConfigError.
+    It has the environment's name as in a recipe, what was asked of it, such as "task('train', 0)", and the place.
     """
     try:
         with contained(doing):

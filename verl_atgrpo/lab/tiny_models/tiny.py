@@ -88,12 +88,8 @@ class LocalPolicy:
         self._waiting: list[tuple[list[int], asyncio.Future[Generation]]] = []
         self._scheduled = False
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Applies the chat template."""
-        return self._chat.encode(messages)
-
-    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Applies the chat template, with the tools."""
         return self._chat.encode(messages, tools)
 
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:

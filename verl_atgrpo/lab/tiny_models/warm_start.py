@@ -90,7 +90,7 @@ def _loss(policy: LocalPolicy, demonstrations: Sequence[Demonstration]) -> torch
 
     texts, rows, columns, targets = [], [], [], []
     for row, shown in enumerate(demonstrations):
-        prompt = policy.encode_with_tools(shown.prompt, shown.tools)
+        prompt = policy.encode(shown.prompt, shown.tools)
         texts.append([*prompt, *map(token, shown.answer)])
         for place, choice in enumerate(shown.choices):
             rows.append(row)

@@ -40,15 +40,11 @@ class ServedPolicy:
     """Requested answers (`candidates`), and over the received ones the tokens of their prompts (`prompt_tokens`) and
     those in the server's prefix cache (`cached_prompt_tokens`)."""
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the token ids of a prompt, with the model's chat template; training uses the same ids.
 
-        Raises EpisodeFailed if the prompt is too long: a truncated one would hide part of the task.
+        Raises EpisodeFailed if it is too long: a truncated one would hide part of the task; or as `Chat.encode`.
         """
-        return self.encode_with_tools(messages, ())
-
-    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Returns the token ids of a prompt in which the tools are described; raises as `encode` and `Chat.encode`."""
         characters = sum(len(text_of(message)) for message in messages)
         if characters > _MOST_CHARACTERS * self.max_prompt_length:
             raise EpisodeFailed(
