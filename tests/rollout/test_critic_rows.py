@@ -21,7 +21,7 @@ from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.answer_check import check_hindsight, hindsights
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.train.rollout.critic_rows import CriticText, critic_rows
+from verl_atgrpo.train.rollout.critic_rows import critic_rows
 from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION, Row
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.rows.batch import Batch
@@ -75,8 +75,7 @@ def made(kind: Any, hindsight: str = SECRET, longest: int = 10_000, agents: Any 
         decision.prompt_ids[:] = TOKENIZER.encode(f"{decision.name}?")
         for candidate in decision.candidates:
             candidate.generation.token_ids[:] = TOKENIZER.encode(candidate.text)
-    text = CriticText.of(TOKENIZER, hindsight)
-    return list(critic_rows("u", 3, record, "critic", kind, text, agents, longest))
+    return list(critic_rows("u", 3, record, "critic", kind, TOKENIZER, hindsight, agents, longest))
 
 
 def read(row: Row) -> tuple[str, str]:

@@ -38,12 +38,8 @@ def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float
     """Returns the factor by which pooled normalisation inflates each agent's gradient: (s_k^2 + (mu_k - mu)^2) / s^2.
 
     With 1 the pooled statistics fit the agent; above 1 its updates are larger than with its own statistics. Uses
-    population variances, so that the row-weighted mean of the factors is 1. Without spread all are 1.
-
-    Shapes: rewards (N,) of real rows only; agents: N names -> one factor for each distinct name.
-
-    Raises:
-        ValueError: rewards of another shape than (N,), or not finite.
+    population variances, so that the row-weighted mean of the factors is 1. Without spread all are 1. Raises
+    ValueError for rewards of another shape than (N,) with N agents, or not finite.
     """
     if rewards.shape != (len(agents),) or not bool(rewards.isfinite().all()):
         raise ValueError(f"rewards: expected ({len(agents)},) finite values, got shape {tuple(rewards.shape)}")

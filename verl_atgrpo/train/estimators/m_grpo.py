@@ -29,8 +29,7 @@ PRESET = EstimatorSpec(name="m_grpo", unit="call", ddof=0, center_scope="agent",
 def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     """Returns the advantages of rows whose calls are aligned (unit "call"): (N,) float64 -> (N,).
 
-    Raises:
-        ValueError: the main agent's rows of an episode have different rewards, or the spec has no `sub_calls`.
+    Raises ValueError if the main agent's rows of an episode have different rewards, or the spec has no `sub_calls`.
     """
     if spec.sub_calls is None:
         raise ValueError(f"spec: {spec.name!r} has no sub_calls")

@@ -24,8 +24,7 @@ PRESET = EstimatorSpec(name="mas_grpo", unit="trajectory")
 def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     """Returns the advantages of rows whose episodes are compared (unit "trajectory"): (N,) float64 -> (N,).
 
-    Raises:
-        ValueError: an episode has rows with different rewards, or in different groups.
+    Raises ValueError if an episode has rows with different rewards, or in different groups.
     """
     episode, total = dense(labels["units"])
     rewards = _of_episodes("rewards", values, episode, total, labels)

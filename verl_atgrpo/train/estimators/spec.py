@@ -31,9 +31,7 @@ the main agent, `baselines` are float64. `groups` are always there, the others i
 class EstimatorSpec:
     """How the rewards of a group become advantages.
 
-    Raises:
-        ValueError: a field has an invalid value, or one without effect beside the others; the message names the
-            config key.
+    Raises ValueError, with the config key, for a field whose value is invalid or without effect beside the others.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()

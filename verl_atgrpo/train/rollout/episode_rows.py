@@ -6,7 +6,7 @@ its tags hold what the update and the metrics need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.train.estimators.labels import anchor_of
 from verl_atgrpo.train.estimators.spec import Need
-from verl_atgrpo.train.rows.jagged import jagged
+from verl_atgrpo.train.rows.batch import jagged
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,11 @@ def training_rows(
     """Yields a row for every candidate of an episode's trained decisions.
 
     `tree`, `branch`: the group is the decision and the reward is the candidate's own.
-    `parallel`: the group is the task, and the reward is the episode's, or the candidate's own.
+    `parallel`: the group is the task, and the reward is the `outcome`'s, the sum of all answers' `scores`, or the
+    candidate's `own`, as `episode_reward` says.
 
-    Args:
-        needs: `EstimatorSpec.needs`, the labels that the estimator reads beside the group. `left` counts decisions
-            in the order in which they finished.
-        episode_reward: the reward of a row in `parallel`: the `outcome`'s, the sum of all answers' `scores`, or its
-            `own`.
+    `needs` are the labels that the estimator reads beside the group; `left` counts decisions in the order in which
+    they finished.
     """
     trained = [(first, decision) for first, decision in _numbered(record) if decision.trained]
     whole = record.outcome.team_reward
@@ -61,11 +59,8 @@ def training_rows(
         whole = sum(decision.candidates[decision.committed].reward for _, decision in trained)
     for position, (first, decision) in enumerate(trained):
         group = uid if scheme == "parallel" else f"{uid}.{session}.{decision.name}"
-        compared: dict[str, Any] = {}
-        if "left" in needs:
-            compared["left"] = len(trained) - 1 - position
-        if "anchor" in needs:
-            compared["anchor"] = anchor_of(decision.prompt_ids)
+        left = {"left": len(trained) - 1 - position} if "left" in needs else {}
+        anchor = {"anchor": anchor_of(decision.prompt_ids)} if "anchor" in needs else {}
         for number, candidate in enumerate(decision.candidates):
             reward = whole if scheme == "parallel" and episode_reward != "own" else candidate.reward
             tags = {
@@ -78,7 +73,8 @@ def training_rows(
                 "weight": decision.weight / len(decision.candidates),
                 "resumed": candidate.generation.resumed,
                 "episode": f"{uid}_{session}",
-                **compared,
+                **left,
+                **anchor,
             }
             key = f"{uid}_{session}_{first + number}"
             yield Row(key, group, decision.prompt_ids, candidate.generation, reward, tags)
@@ -131,14 +127,8 @@ def _tags(record: EpisodeRecord, decision: Decision, candidate: Candidate) -> di
 
 def failed_validation_row(uid: str, session: int, policy: str, token_id: int) -> Row:
     """Returns the row of a failed validation episode: no text, no reward, no success."""
-    return Row(
-        f"{uid}_{session}_0",
-        uid,
-        [token_id],
-        Generation([token_id], [0.0], ""),
-        0.0,
-        {"failed": True, "policy": policy, "episode_success": False, "episode_reward": 0.0},
-    )
+    tags = {"failed": True, "policy": policy, "episode_success": False, "episode_reward": 0.0}
+    return Row(f"{uid}_{session}_0", uid, [token_id], Generation([token_id], [0.0], ""), 0.0, tags)
 
 
 SUBMISSION = "submission"
@@ -161,18 +151,17 @@ def episode_fields(
     Equal to what `verl.utils.tensordict_utils.list_of_dict_to_tensordict` makes of `AgentLoopOutput`s, without the
     fields that are not read after the rollout (`metrics`, `multi_modal_inputs`, `session_id`, `index`,
     `global_steps`). Token ids and masks are int64, log-probs and rewards float32, (N, T) if all rows have the same
-    length and jagged otherwise; the others are non-tensors.
+    length and jagged otherwise; the others are non-tensors. Log-probs are left out if a row has none, since
+    TransferQueue needs a field for every row of a batch.
 
     Args:
-        rows: the rows of one episode. Log-probs are left out if a row has none, since TransferQueue needs a field
-            for every row of a batch.
+        rows: the rows of one episode.
         turns: decisions of the episode.
         info: `reward_extra_info` of every row.
         data_source: the name that validation reports the task under.
         position_ids: for models whose positions are not 0, 1, 2, ...
 
-    Raises:
-        ValueError: there is no row, or an answer has no token to place its reward on.
+    Raises ValueError if there is no row, or an answer has no token to place its reward on.
     """
     if not rows:
         raise ValueError("the episode has no row: run() made no decision")
@@ -198,7 +187,10 @@ def episode_fields(
     mask = _column(torch.ones_like(responses), lengths)
     scores = torch.zeros(len(responses))
     scores[torch.from_numpy(np.cumsum(lengths) - 1)] = torch.tensor([row.reward for row in rows], dtype=torch.float32)
-    versions = [row.generation.weights_version for row in rows]
+    versions = {
+        version: {"min_global_steps": version[0], "max_global_steps": version[1], "reward_extra_info": info}
+        for version in (row.generation.weights_version for row in rows)
+    }
     fields: dict[str, Any] = {
         "prompts": _column(torch.cat(of_rows), prompt_lengths),
         "responses": _column(responses, lengths),
@@ -207,17 +199,10 @@ def episode_fields(
         "rm_scores": _column(scores, lengths),
         "input_ids": _column(input_ids, total),
         "position_ids": positions,
-        "num_turns": _stack_of([turns] * len(rows), lambda value: value),
-        "extra_fields": _stack_of(
-            versions,
-            lambda version: {
-                "min_global_steps": version[0],
-                "max_global_steps": version[1],
-                "reward_extra_info": info,
-            },
-        ),
-        "uid": _stack_of([row.group for row in rows], lambda value: value),
-        "data_source": _stack_of([data_source] * len(rows), lambda value: value),
+        "num_turns": _stack_of([turns] * len(rows)),
+        "extra_fields": _stack_of([row.generation.weights_version for row in rows], versions),
+        "uid": _stack_of([row.group for row in rows]),
+        "data_source": _stack_of([data_source] * len(rows)),
     }
     if all(row.generation.log_probs for row in rows):
         log_probs = _flat([row.generation.log_probs for row in rows], np.float32, len(responses))
@@ -243,7 +228,7 @@ def _stack(rows: list[Tensor]) -> Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-def _stack_of(values: Sequence[Any], content: Callable[[Any], Any]) -> NonTensorStack:
-    """Stacks `content` of every value; wraps it once per distinct value, since wrapping is slow."""
-    wrapped = {value: NonTensorData(content(value)) for value in dict.fromkeys(values)}
+def _stack_of(values: Sequence[Any], contents: Mapping[Any, Any] | None = None) -> NonTensorStack:
+    """Stacks values, or the `contents` of them; wraps once per distinct value, since wrapping is slow."""
+    wrapped = {value: NonTensorData(contents[value] if contents else value) for value in dict.fromkeys(values)}
     return NonTensorStack(*(wrapped[value] for value in values))

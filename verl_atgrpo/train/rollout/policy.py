@@ -68,13 +68,9 @@ class ServedPolicy:
     def of(
         cls, answers: ValidationAnswers, chat: Chat, *, sampling_params: Mapping[str, Any], **others: Any
     ) -> ServedPolicy:
-        """Returns the policy as an agent with settings of its own samples it.
+        """Returns the policy as an agent with settings of its own (`at_grpo.sampling`) samples it.
 
-        Args:
-            answers: the agent's settings (`at_grpo.sampling`).
-            chat: the policy's; the agent's template arguments and system text come with it.
-            sampling_params: verl's, where the agent has none.
-            others: the fields of the class.
+        `sampling_params` are verl's, where the agent has none, and `others` the fields of the class.
         """
         own = {name: value for name in SAMPLED if (value := getattr(answers, name)) is not None}
         if answers.max_response_length is not None:

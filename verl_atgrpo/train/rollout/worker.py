@@ -31,7 +31,7 @@ from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.answer_check import critics_room
 from verl_atgrpo.train.config.policies import job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings
-from verl_atgrpo.train.rollout.critic_rows import CriticText, critic_rows
+from verl_atgrpo.train.rollout.critic_rows import critic_rows
 from verl_atgrpo.train.rollout.episode_rows import (
     OPPONENT,
     RECORDED,
@@ -131,8 +131,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         await queue.set_status(uid, partition, "running")
         # Not `trace`, which is always False in verl's V1 loop. Its older loop limits tasks, with all their episodes.
         traced = None if self._traces is None else self._traces.take(int(prompt["global_steps"]), validate)
-        val_kwargs = self.config.actor_rollout_ref.rollout.val_kwargs
-        episodes = int(val_kwargs.n) if validate else self._settings_of(prompt).training_episodes
+        n = self.config.actor_rollout_ref.rollout.val_kwargs.n
+        episodes = int(n) if validate else self._settings_of(prompt).training_episodes
         results = await asyncio.gather(
             *(self._play(prompt, session, validate, sampling_params, traced) for session in range(episodes)),
             return_exceptions=True,
@@ -215,25 +215,11 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         # No wrapper without a trace backend.
         make: Callable[..., Team] = Team
         if traced is not None:
-            make = functools.partial(
-                TracedTeam,
-                attributes={
-                    "sample_index": index,
-                    "step": step,
-                    "rollout_n": session,
-                    "validate": validate,
-                    "trace": traced,
-                },
-            )
+            of_trace = {"sample_index": index, "step": step, "rollout_n": session, "validate": validate}
+            make = functools.partial(TracedTeam, attributes={**of_trace, "trace": traced})
         settings, teams, episode = self._settings_of(prompt), [], f"{prompt['uid']}.{session}"
-        seed = episode_seed(
-            settings.seed,
-            split,
-            "val" if validate else step,
-            index,
-            session,
-            earlier=0 if validate else int(prompt[SUBMISSION]),
-        )
+        earlier, when = (0, "val") if validate else (int(prompt[SUBMISSION]), step)
+        seed = episode_seed(settings.seed, split, when, index, session, earlier=earlier)
 
         def make_team(mode: Mode) -> Team:
             team = make(
@@ -296,8 +282,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             rows = list(training_rows(uid, session, result, settings.scheme, self._needs, settings.episode_reward))
             if rows and prompt[RECORDED]:
                 rows += untrained_rows(uid, session, result, settings.scheme)
-        whole = validate or bool(prompt[RECORDED]) or all(one.trained for one in played)
-        of_all = {WHOLE: whole}
+        of_all = {WHOLE: validate or bool(prompt[RECORDED]) or all(one.trained for one in played)}
         if OPPONENT in prompt and isinstance(result, EpisodeRecord) and result.opponents:
             of_all[OPPONENT] = prompt[OPPONENT]
         tags = [{**self._tags(row, turns, prompt), **of_all} for row in rows]
@@ -310,15 +295,14 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self, critic: CriticSettings, prompt: dict[str, Any], session: int, record: EpisodeRecord
     ) -> None:
         """Writes the critic's rows by themselves, as they have no log-probs of servers."""
-        environment, longest = self._environment, critics_room(self.config.data)
+        environment, policies = self._environment, self._settings.policy_settings()
         with contained(f"{type(environment).__name__}.hindsight"):
             task = environment.task(prompt["split"], int(prompt["index"]))
             hindsight = environment.hindsight(task) if critic.hindsight else ""
-        text = CriticText.of(self._chats[critic.policy].tokenizer, hindsight)
-        policies = self._settings.policy_settings()
         trained = [agent for agent, policy in self._policy_of.items() if policies[policy].trainable]
-        agents = trained if critic.agents is None else critic.agents
-        rows = list(critic_rows(prompt["uid"], session, record, critic.policy, critic.kind, text, agents, longest))
+        agents, longest = trained if critic.agents is None else critic.agents, critics_room(self.config.data)
+        tokenizer, of_episode = self._chats[critic.policy].tokenizer, (prompt["uid"], session, record)
+        rows = list(critic_rows(*of_episode, critic.policy, critic.kind, tokenizer, hindsight, agents, longest))
         if rows:
             fields, tags = self._fields(rows, 0, {}, prompt), [self._tags(row, 0, prompt) for row in rows]
             await queue.write([row.key for row in rows], fields, tags, "train")

@@ -30,10 +30,6 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
     Computes the advantages as the policy's update does, so a group of equal rewards counts if the estimator does not
     centre. Dropping a group leaves the others' advantages unchanged: `by_task`, the only statistic over several
     groups, leaves out rows without signal.
-
-    Args:
-        rows: the tags of real rows (see `rollout.episode_rows.training_rows`), groups complete.
-        spec: the estimator.
     """
     every = list(rows)
     signal: dict[Group, bool] = {}
@@ -110,9 +106,7 @@ class StepRows(Batch):
         """Removes from the queue the rows that no policy was trained on; returns the others.
 
         verl removes what is returned, and stops at a step without rows: if no policy was trained, it gets all of them.
-
-        Args:
-            trained: policy -> the rows of its update, with padding.
+        `trained` is policy -> the rows of its update, with padding.
         """
         unused = self.rows_for(trained, others=True)
         if not trained:
@@ -182,9 +176,9 @@ def _filter_metrics(
         "team/tasks": float(played),
         "team/groups_kept": float(kept),
         "team/groups_dropped": float(groups - kept),
-        "team/groups_dropped_share": (groups - kept) / groups if groups else 0.0,
+        "team/groups_dropped_share": (groups - kept) / max(1, groups),
         "team/rows_dropped": float(dropped),
-        "team/rows_dropped_share": dropped / may_be_dropped if may_be_dropped else 0.0,
+        "team/rows_dropped_share": dropped / max(1, may_be_dropped),
     }
     if group_filter.min_groups is not None:
         missing = max(0, group_filter.min_groups - kept)

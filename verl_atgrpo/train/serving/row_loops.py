@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils.tensordict_utils import get_non_tensor_data
 
-from verl_atgrpo.train.rows.jagged import slices
+from verl_atgrpo.train.rows.batch import slices
 
 Select = Callable[[TensorDict | None, Sequence[int] | Tensor], TensorDict | None]
 

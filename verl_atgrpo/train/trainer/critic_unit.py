@@ -24,8 +24,7 @@ from verl_atgrpo.train.estimators.spec import EstimatorSpec
 from verl_atgrpo.train.rollout.critic_rows import CRITIC
 from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
 from verl_atgrpo.train.rows import queue
-from verl_atgrpo.train.rows.batch import Batch
-from verl_atgrpo.train.rows.jagged import jagged
+from verl_atgrpo.train.rows.batch import Batch, jagged
 from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED
 from verl_atgrpo.train.serving.health import naming
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update

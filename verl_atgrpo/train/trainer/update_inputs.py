@@ -23,8 +23,7 @@ from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.workers.utils.padding import response_to_nested
 
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
-from verl_atgrpo.train.rows.batch import Batch, is_padding
-from verl_atgrpo.train.rows.jagged import jagged, slices
+from verl_atgrpo.train.rows.batch import Batch, is_padding, jagged, slices
 from verl_atgrpo.train.rows.row_advantages import loss_weights, policy_advantages, weights_of
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF, versions
 
