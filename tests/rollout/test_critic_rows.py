@@ -21,8 +21,7 @@ from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.answer_check import check_hindsight, hindsights
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.train.rollout.critic_rows import critic_rows
-from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION, Row
+from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION, Row, critic_rows
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.rows.step_rows import StepRows

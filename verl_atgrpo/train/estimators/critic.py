@@ -56,9 +56,9 @@ class Bounds(NamedTuple):
 def scores(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, trace: float, bounds: Bounds) -> Tensor:
     """Returns the candidates' scores: log-ratios of whole episodes (N,) float64 -> (N,).
 
-    Reads the tags `episode`, `order` (how many of its decisions had started before), `place` (how many had ended before
-    it ended), `after` (how many had ended when it started) and `episode_reward`. `trace` is the weight of what the next
-    decision changes, of a value: lambda of generalized advantages. `bounds` are those of the team reward.
+    Reads the tags `episode`, `order` (how many of its decisions had started before), `place` (how many had ended
+    before it ended), `after` (how many had ended when it started) and `episode_reward`. `trace` is the weight of what
+    the next decision changes, of a value: lambda of generalized advantages. `bounds` are those of the team reward.
     """
     if kind == "likelihood":
         return ratios

@@ -9,16 +9,10 @@ or `agent` each. All four count rows.
 Source: arXiv 2602.08847, Eq. 5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from verl_atgrpo.train.estimators.arithmetic import deviations, group_sum, pairs, standardise
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
 PRESET = EstimatorSpec(name="dr_mas", center_scope="agent", scale_scope="agent")
 

@@ -12,16 +12,9 @@ episode has no copies there. Standard deviations are over n, as in the paper.
 Source: arXiv 2511.13288, trajectory alignment and group-relative advantages of main and sub-agents.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from verl_atgrpo.train.estimators import dr_mas
 from verl_atgrpo.train.estimators.arithmetic import dense, group_min, pairs
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
 PRESET = EstimatorSpec(name="m_grpo", unit="call", ddof=0, center_scope="agent", scale_scope="agent")
 

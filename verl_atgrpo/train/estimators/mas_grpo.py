@@ -8,15 +8,8 @@ short one. It is the baseline of a team without a reward for each answer.
 Source: `grpo` over the episodes of a team, to which arXiv 2510.11062 (AT-GRPO) compares itself.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from verl_atgrpo.train.estimators.arithmetic import dense, group_min, standardise
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
 PRESET = EstimatorSpec(name="mas_grpo", unit="trajectory")
 

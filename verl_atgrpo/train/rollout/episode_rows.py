@@ -17,6 +17,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.train.config.answer_check import hindsight_ids
+from verl_atgrpo.train.estimators.critic import Kind
 from verl_atgrpo.train.estimators.labels import anchor_of
 from verl_atgrpo.train.estimators.spec import Need
 from verl_atgrpo.train.rows.batch import jagged
@@ -131,6 +133,52 @@ def failed_validation_row(uid: str, session: int, policy: str, token_id: int) ->
     return Row(f"{uid}_{session}_0", uid, [token_id], Generation([token_id], [0.0], ""), 0.0, tags)
 
 
+def critic_rows(
+    uid: str,
+    session: int,
+    record: EpisodeRecord,
+    policy: str,
+    kind: Kind,
+    tokenizer: Any,
+    hindsight: str,
+    agents: Collection[str],
+    longest: int,
+) -> Iterator[Row]:
+    """Yields a row for every trained decision of these agents, in an episode of one candidate each (`parallel`).
+
+    `policy` and `tokenizer` are the critic's. What the environment says of the task in hindsight stands before the
+    prompt. Of a row of more than `longest` tokens the beginning of the prompt is left out, never the hindsight.
+    """
+    before = hindsight_ids(tokenizer, hindsight)
+    question, yes = (tokenizer.encode(text, add_special_tokens=False) for text in (QUESTION, ANSWER))
+    total = sum(len(decision.candidates) for decision in record.decisions)
+    for number, decision in enumerate(record.decisions):
+        if not decision.trained or decision.scope or decision.agent not in agents:
+            continue
+        said = decision.candidates[0].generation.token_ids
+        asked, answer = (question, yes[:1]) if kind == "value" else ([], said)
+        room = longest - len(before) - len(asked) - len(answer)
+        shown = decision.prompt_ids[-room:] if room > 0 else []
+        tags = {
+            CRITIC: f"{uid}_{session}_{number}",
+            "agent": decision.agent,
+            "turn": decision.turn,
+            "candidate": 0,
+            "scope": "",
+            "policy": policy,
+            "temperature": 1.0,
+            "group": uid,
+            "episode": f"{uid}_{session}",
+            "order": decision.order,
+            "place": number,
+            "after": decision.after,
+            "episode_success": record.outcome.success,
+            "episode_reward": record.outcome.team_reward,
+        }
+        answered = Generation(list(answer), [], "")
+        yield Row(f"{uid}_{session}_{total + number}", uid, [*before, *shown, *asked], answered, 0.0, tags)
+
+
 SUBMISSION = "submission"
 """Field of a submitted task: its number of earlier submissions in the same step."""
 RECORDED = "recorded"
@@ -139,6 +187,10 @@ OPPONENT = "opponent"
 """Field of a submitted training task, and tag of its rows: who answers for the other side (`play.opponents`)."""
 WHOLE = "whole"
 """Tag: whether all rows of the row's episode were written."""
+QUESTION, ANSWER = "\nSuccess?", " yes"
+"""What a critic of kind `value` reads after a prompt, and the word of whose first token it gives the log-prob."""
+CRITIC = "critic"
+"""Tag of a critic's row: the key of the candidate's row."""
 PositionIds = Callable[[Tensor], Tensor]
 """Token ids of one row (T,) -> its positions, the last dimension T."""
 
@@ -154,14 +206,9 @@ def episode_fields(
     length and jagged otherwise; the others are non-tensors. Log-probs are left out if a row has none, since
     TransferQueue needs a field for every row of a batch.
 
-    Args:
-        rows: the rows of one episode.
-        turns: decisions of the episode.
-        info: `reward_extra_info` of every row.
-        data_source: the name that validation reports the task under.
-        position_ids: for models whose positions are not 0, 1, 2, ...
-
-    Raises ValueError if there is no row, or an answer has no token to place its reward on.
+    `turns` is the number of decisions, `info` every row's `reward_extra_info`, `data_source` the name that validation
+    reports the task under, `position_ids` for models whose positions are not 0, 1, 2, ... Raises ValueError if there
+    is no row, or an answer has no token to place its reward on.
     """
     if not rows:
         raise ValueError("the episode has no row: run() made no decision")

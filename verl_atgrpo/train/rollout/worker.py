@@ -31,19 +31,8 @@ from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.answer_check import critics_room
 from verl_atgrpo.train.config.policies import job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings
-from verl_atgrpo.train.rollout.critic_rows import critic_rows
-from verl_atgrpo.train.rollout.episode_rows import (
-    OPPONENT,
-    RECORDED,
-    SUBMISSION,
-    WHOLE,
-    Row,
-    episode_fields,
-    failed_validation_row,
-    training_rows,
-    untrained_rows,
-    validation_rows,
-)
+from verl_atgrpo.train.rollout import episode_rows
+from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION, WHOLE, Row
 from verl_atgrpo.train.rollout.policy import ServedPolicy
 from verl_atgrpo.train.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.train.rows import queue
@@ -196,22 +185,22 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         if other.policy:
             policy_of = {**policy_of, **dict.fromkeys(opponents, other.policy)}
         clients = self._validation_clients if validate else self._training_clients
-        samplers = {
-            agent: ServedPolicy.of(
+
+        def sampler(agent: str, policy: str) -> ServedPolicy:
+            past = other.slot if agent in opponents else 0
+            adapter = self._settings.past_number(past) if past else self._settings.adapter_number(policy)
+            named = {} if adapter is None else {ADAPTER: adapter}
+            return ServedPolicy.of(
                 self._settings.answers_of(agent, validate),
                 self._chats[policy],
-                sampling_params={
-                    **sampling_params,
-                    **self._engine_params,
-                    **self._adapter_of(policy, other.slot if agent in opponents else 0),
-                },
+                sampling_params={**sampling_params, **self._engine_params, **named},
                 client=clients[policy],
                 max_prompt_length=int(self.config.data.max_prompt_length),
                 max_response_length=int(self.config.data.max_response_length),
                 request_timeout=None,
             )
-            for agent, policy in policy_of.items()
-        }
+
+        samplers = {agent: sampler(agent, policy) for agent, policy in policy_of.items()}
         # No wrapper without a trace backend.
         make: Callable[..., Team] = Team
         if traced is not None:
@@ -259,11 +248,6 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             return self._settings
         return self._settings.of_part(self._environment.part_of(prompt["split"], int(prompt["index"])))
 
-    def _adapter_of(self, policy: str, past: int) -> dict[str, int]:
-        """Returns the sampling parameter that names a policy's adapter, or that of its past self in a slot."""
-        number = self._settings.past_number(past) if past else self._settings.adapter_number(policy)
-        return {} if number is None else {ADAPTER: number}
-
     async def _write(
         self, prompt: dict[str, Any], session: int, result: EpisodeRecord | BaseException, validate: bool
     ) -> None:
@@ -273,15 +257,16 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         info: dict[str, float] = {}
         if not isinstance(result, EpisodeRecord):
             policy, chat = next(iter(self._chats.items()))
-            rows = [failed_validation_row(uid, session, policy, chat.tokenizer.eos_token_id)]
+            rows = [episode_rows.failed_validation_row(uid, session, policy, chat.tokenizer.eos_token_id)]
             info = {"acc": 0.0, "failed": 1.0}
         elif validate:
-            rows = list(validation_rows(uid, session, result))
+            rows = list(episode_rows.validation_rows(uid, session, result))
             info = {"acc": float(result.outcome.success), "failed": 0.0, **result.outcome.metrics}
         else:
-            rows = list(training_rows(uid, session, result, settings.scheme, self._needs, settings.episode_reward))
+            scheme, reward = settings.scheme, settings.episode_reward
+            rows = list(episode_rows.training_rows(uid, session, result, scheme, self._needs, reward))
             if rows and prompt[RECORDED]:
-                rows += untrained_rows(uid, session, result, settings.scheme)
+                rows += episode_rows.untrained_rows(uid, session, result, scheme)
         of_all = {WHOLE: validate or bool(prompt[RECORDED]) or all(one.trained for one in played)}
         if OPPONENT in prompt and isinstance(result, EpisodeRecord) and result.opponents:
             of_all[OPPONENT] = prompt[OPPONENT]
@@ -302,7 +287,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         trained = [agent for agent, policy in self._policy_of.items() if policies[policy].trainable]
         agents, longest = trained if critic.agents is None else critic.agents, critics_room(self.config.data)
         tokenizer, of_episode = self._chats[critic.policy].tokenizer, (prompt["uid"], session, record)
-        rows = list(critic_rows(*of_episode, critic.policy, critic.kind, tokenizer, hindsight, agents, longest))
+        rows = list(
+            episode_rows.critic_rows(*of_episode, critic.policy, critic.kind, tokenizer, hindsight, agents, longest)
+        )
         if rows:
             fields, tags = self._fields(rows, 0, {}, prompt), [self._tags(row, 0, prompt) for row in rows]
             await queue.write([row.key for row in rows], fields, tags, "train")
@@ -326,7 +313,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
     def _fields(self, rows: Sequence[Row], turns: int, info: dict[str, float], prompt: dict[str, Any]) -> TensorDict:
         # Only processors with `get_rope_index` have positions other than 0, 1, 2, ...
         own = self._own_position_ids if hasattr(self.processor, "get_rope_index") else None
-        return episode_fields(rows, turns, info, prompt["data_source"], own)
+        return episode_rows.episode_fields(rows, turns, info, prompt["data_source"], own)
 
     def _own_position_ids(self, input_ids: Tensor) -> Tensor:
         ids = input_ids[None]

@@ -38,13 +38,6 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
     return signal
 
 
-def _sort_key(key: str, tags: Tags) -> tuple[Any, ...]:
-    uid, session, _ = key.rsplit("_", 2)
-    # A task may be submitted twice: in two steps, or in one step in which a new epoch begins. The latter are ordered
-    # by uid, which is random.
-    return tags["task"], tags["global_steps"], uid, int(session), tags["agent"], tags["turn"], tags["candidate"]
-
-
 class StepRows(Batch):
     """All rows of a step, and which of them are trained on."""
 
@@ -74,9 +67,16 @@ class StepRows(Batch):
         They arrive in the order in which episodes end, and mini-batches follow the order of rows: sorted, equal
         rollouts give equal updates.
         """
+
+        def place(key: str, tags: Tags) -> tuple[Any, ...]:
+            # A task may be submitted twice: in two steps, or in one in which a new epoch begins; then by random uid.
+            uid, session, _ = key.rsplit("_", 2)
+            of_task = tags["task"], tags["global_steps"], uid, int(session)
+            return *of_task, tags["agent"], tags["turn"], tags["candidate"]
+
         for rows in (self, self.of_critic):
-            keys = [_sort_key(key, tags) for key, tags in zip(rows.keys, rows.tags, strict=True)]
-            rows.reorder(sorted(range(len(rows)), key=keys.__getitem__))
+            places = list(map(place, rows.keys, rows.tags))
+            rows.reorder(sorted(range(len(rows)), key=places.__getitem__))
 
     def kept(self) -> list[bool]:
         """Returns, for every row, whether the filter keeps it."""
@@ -184,10 +184,6 @@ def _filter_metrics(
         missing = max(0, group_filter.min_groups - kept)
         metrics["team/groups_missing"] = float(missing)
         if missing:
-            logger.warning(
-                "%d groups have a signal after %d tasks, fewer than at_grpo.group_filter.min_groups=%d",
-                kept,
-                played,
-                group_filter.min_groups,
-            )
+            fewer = f"fewer than at_grpo.group_filter.min_groups={group_filter.min_groups}"
+            logger.warning("%d groups have a signal after %d tasks, %s", kept, played, fewer)
     return metrics

@@ -23,12 +23,7 @@ Select = Callable[[TensorDict | None, Sequence[int] | Tensor], TensorDict | None
 
 
 def replace(tensordict_utils: ModuleType, losses: ModuleType) -> None:
-    """Replaces both in this process.
-
-    Args:
-        tensordict_utils: verl's module with the first.
-        losses: verl's module that uses the second.
-    """
+    """Replaces both in this process, in verl's module with the first and in that which uses the second."""
     for module, name, replaced in (
         (tensordict_utils, "index_select_tensor_dict", selecting),
         (losses, "no_padding_2_padding", padding_responses),
@@ -91,13 +86,8 @@ def padded_responses(values: Tensor, prompts: Tensor, lengths: Tensor, longest: 
 
     verl keeps a token's at the place of the token before it.
 
-    Args:
-        values: of all rows, one after the other: (T, ...).
-        prompts: lengths of the prompts, above 0: (N,) int64.
-        lengths: lengths of the responses: (N,) int64.
-        longest: R, at least the longest response.
-
-    Shapes: -> (N, R, ...).
+    Shapes: values of all rows, one after the other (T, ...); lengths of prompts, above 0, and of responses (N,) int64;
+    longest R, at least the longest response -> (N, R, ...).
     """
     column = torch.arange(longest, device=values.device)
     first = (prompts + lengths).cumsum(0) - lengths - 1
