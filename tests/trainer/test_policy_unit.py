@@ -659,7 +659,7 @@ def test_ranks_are_balanced_by_shared_prompts_where_the_workers_use_trees(
     policy.unit._look_at_trees()
     asked = []
     monkeypatch.setattr(
-        policy_unit, "deal", lambda *given, shared: asked.append(shared) or deal(*given, shared=shared)
+        policy_unit.update_inputs, "deal", lambda *given, shared: asked.append(shared) or deal(*given, shared=shared)
     )
     policy.train(6)
     assert asked == [shared]
