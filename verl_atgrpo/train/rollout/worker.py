@@ -186,7 +186,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             policy_of = {**policy_of, **dict.fromkeys(opponents, other.policy)}
         clients = self._validation_clients if validate else self._training_clients
 
-        def sampler(agent: str, policy: str) -> ServedPolicy:
+        def served(agent: str, policy: str) -> ServedPolicy:
             past = other.slot if agent in opponents else 0
             adapter = self._settings.past_number(past) if past else self._settings.adapter_number(policy)
             named = {} if adapter is None else {ADAPTER: adapter}
@@ -200,15 +200,15 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 request_timeout=None,
             )
 
-        samplers = {agent: sampler(agent, policy) for agent, policy in policy_of.items()}
+        samplers = {agent: served(agent, policy) for agent, policy in policy_of.items()}
         # No wrapper without a trace backend.
         make: Callable[..., Team] = Team
         if traced is not None:
             of_trace = {"sample_index": index, "step": step, "rollout_n": session, "validate": validate}
             make = functools.partial(TracedTeam, attributes={**of_trace, "trace": traced})
         settings, teams, episode = self._settings_of(prompt), [], f"{prompt['uid']}.{session}"
-        earlier, when = (0, "val") if validate else (int(prompt[SUBMISSION]), step)
-        seed = episode_seed(settings.seed, split, when, index, session, earlier=earlier)
+        earlier = 0 if validate else int(prompt[SUBMISSION])
+        seed = episode_seed(settings.seed, split, "val" if validate else step, index, session, earlier)
 
         def make_team(mode: Mode) -> Team:
             team = make(

@@ -41,9 +41,9 @@ class Packed:
     def of(cls, tree: Tree, device: torch.device | str) -> Packed:
         """Moves a tree to a device."""
         nodes, predictors = torch.from_numpy(tree.predictors).unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        tokens, depths, ends, labels = map(torch.from_numpy, (tree.tokens, tree.depths, tree.ends, tree.labels))
-        tensors = (one.to(device) for one in (tokens, depths, ends, predictors, nodes, labels))
-        return cls(*tensors, counts=tree.counts.tolist())
+        arrays = (tree.tokens, tree.depths, tree.ends, tree.labels)
+        tokens, depths, ends, labels = (torch.from_numpy(one).to(device) for one in arrays)
+        return cls(tokens, depths, ends, predictors.to(device), nodes.to(device), labels, tree.counts.tolist())
 
 
 def dense_mask(packed: Packed, window: int | None = None) -> Tensor:
