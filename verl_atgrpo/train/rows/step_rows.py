@@ -124,16 +124,11 @@ def sample_rows(
     trainable: Collection[str],
     spec: EstimatorSpec,
 ) -> StepRows:
-    """Returns the rows of a step.
+    """Returns the rows of a step: of `tasks` tasks, and of those that a filter of groups without signal adds.
 
-    Args:
-        sample: waits for a number of tasks, and returns their rows and verl's metrics of the wait.
-        add_tasks: submits a number of further tasks. As many are sampled in addition, so the next step has as many
-            tasks in flight as without a filter; in an asynchronous mode they may be others.
-        tasks: how many of the submitted tasks to sample at first.
-        group_filter: None keeps every row.
-        trainable: names of the trained policies; rows of others are never dropped.
-        spec: the estimator.
+    `sample` waits for a number of tasks, and returns their rows and verl's metrics of the wait. `add_tasks` submits a
+    number of further ones; as many are sampled in addition, so the next step has as many in flight as without a
+    filter (in an asynchronous mode they may be others). Rows of policies that are not `trainable` are never dropped.
     """
     rows = StepRows()
     counts: Counter[str] = Counter()

@@ -68,7 +68,11 @@ Pad = Callable[[Tensor, TensorDict], Tensor]
 
 
 def padding_responses(original: Pad) -> Pad:
-    """Returns verl's function `original`, but for batches with jagged texts."""
+    """Returns verl's function `original`, but for batches with jagged texts: (T, ...) -> (N, R, ...), padded with 0.
+
+    It takes the responses' part of what the model computes of whole rows, where a token's is at the place of the token
+    before it.
+    """
 
     def pad(tensor: Tensor, data: TensorDict) -> Tensor:
         if not (_is_text(data["prompts"]) and _is_text(data["responses"])):
@@ -76,22 +80,11 @@ def padding_responses(original: Pad) -> Pad:
         values: Tensor = tensor.values() if tensor.is_nested else tensor
         prompts, lengths = (data[name].offsets().diff() for name in ("prompts", "responses"))
         longest = get_non_tensor_data(data=data, key="max_response_len", default=-1)
-        return padded_responses(values, prompts, lengths, int(lengths.max()) if longest < 0 else longest)
+        column = torch.arange(int(lengths.max()) if longest < 0 else longest, device=values.device)
+        first = (prompts + lengths).cumsum(0) - lengths - 1
+        places = (first[:, None] + column).clamp(max=len(values) - 1)
+        inside = (column < lengths[:, None]).view(*places.shape, *[1] * (values.dim() - 1))
+        found = values.index_select(0, places.flatten()).view(*places.shape, *values.shape[1:])
+        return found.where(inside, torch.zeros((), dtype=values.dtype, device=values.device))
 
     return pad
-
-
-def padded_responses(values: Tensor, prompts: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """Returns the responses' part of what the model computes of whole rows, padded with 0.
-
-    verl keeps a token's at the place of the token before it.
-
-    Shapes: values of all rows, one after the other (T, ...); lengths of prompts, above 0, and of responses (N,) int64;
-    longest R, at least the longest response -> (N, R, ...).
-    """
-    column = torch.arange(longest, device=values.device)
-    first = (prompts + lengths).cumsum(0) - lengths - 1
-    places = (first[:, None] + column).clamp(max=len(values) - 1)
-    inside = (column < lengths[:, None]).view(*places.shape, *[1] * (values.dim() - 1))
-    found = values.index_select(0, places.flatten()).view(*places.shape, *values.shape[1:])
-    return found.where(inside, torch.zeros((), dtype=values.dtype, device=values.device))

@@ -77,16 +77,9 @@ class PolicyUnit:
     ) -> None:
         """Loads tokenizer and configuration; `place` and `start` create workers and servers.
 
-        Args:
-            name: the policy's name.
-            job: the job's configuration with this policy's `actor_rollout_ref`.
-            folder: the policy's folder inside a checkpoint.
-            trainable: whether `train` may be called.
-            settings: the job's section `at_grpo`.
-            spec: the advantage estimator.
-            first_replica: number of its first replica; replica numbers are unique over all policies.
-
-        Raises ConfigError if the tokenizer has no chat template, or the model too few positions.
+        `job` has this policy's `actor_rollout_ref`, `folder` is its own inside a checkpoint, and `first_replica` the
+        number of its first replica, which is unique over all policies. Raises ConfigError if the tokenizer has no chat
+        template, or the model too few positions.
         """
         self.name, self.config, self.folder = name, job, folder
         self.trainable, self.first_replica = trainable, first_replica
