@@ -46,7 +46,10 @@ def selecting(original: Select) -> Select:
         selected = original(batch.exclude(*texts), chosen)
         assert selected is not None
         for key in texts:
-            selected[key] = rows_of(batch[key], chosen)
+            field: Any = batch[key]
+            offsets = field.offsets()
+            rows = chosen.to(offsets.device)
+            selected[key] = slices(field.values(), offsets[rows], offsets[rows + 1] - offsets[rows])
         return selected
 
     return select
@@ -54,14 +57,6 @@ def selecting(original: Select) -> Select:
 
 def _is_text(field: Any) -> bool:
     return isinstance(field, Tensor) and field.is_nested and field.dim() == 2 and field.layout == torch.jagged
-
-
-def rows_of(field: Any, chosen: Tensor) -> Tensor:
-    """Returns the rows of a field with these numbers: (N, T) jagged, (n,) int64 -> (n, T) jagged."""
-    offsets = field.offsets()
-    chosen = chosen.to(offsets.device)
-    starts = offsets[chosen]
-    return slices(field.values(), starts, offsets[chosen + 1] - starts)
 
 
 Pad = Callable[[Tensor, TensorDict], Tensor]
