@@ -118,7 +118,7 @@ async def waiting(event: asyncio.Event | None) -> Score:
 def test_agents_that_act_at_once_have_not_seen_each_other(last: str) -> None:
     says = dict.fromkeys(("drafter", "checker"), lambda prompt, k: "b")
     record: EpisodeRecord = asyncio.run(play(AtOnce(), last, ScriptedTeam(says, scheme="parallel")))
-    rows = critic_rows("u", 0, record, "critic", "value", CriticText.of(TOKENIZER, ""), Pair.agents, 100)
+    rows = critic_rows("u", 0, record, "critic", "value", TOKENIZER, "", Pair.agents, 100)
     tags = sorted((row.tags for row in rows), key=lambda one: one["order"])
     assert [(one["agent"], one["after"]) for one in tags] == [
         ("drafter", 0),

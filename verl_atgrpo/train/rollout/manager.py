@@ -58,7 +58,7 @@ class TeamRolloutManager(AgentLoopManagerTQ):  # type: ignore[misc]
         """
         now = time.monotonic()
         pending = {
-            number: self._late.pop(number, None) or (worker.drain_report.remote(), now)
+            number: self._late.pop(number) if number in self._late else (worker.drain_report.remote(), now)
             for number, worker in enumerate(self.agent_loop_workers)
         }
         asked = [report for report, _ in pending.values()]

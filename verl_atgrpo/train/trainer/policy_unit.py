@@ -73,6 +73,7 @@ class PolicyUnit:
         trainable: bool,
         settings: AtGrpoConfig,
         spec: EstimatorSpec,
+        *,
         first_replica: int,
     ) -> None:
         """Loads tokenizer and configuration; `place` and `start` create workers and servers.
