@@ -28,6 +28,7 @@ def make_engine(model: str, names: Sequence[str], precision: str = "fp32") -> tu
     assert isinstance(optim, dict)
     with open_dict(config.model):
         config.model.lora_rank = 8
+        config.model.lora.past_selves = 2
         config.model.lora.adapters = {
             name: {
                 "trainable": True,
@@ -136,13 +137,14 @@ def check(rank: int, ranks: int, model: str, folder: Path) -> None:
 
     # A past self stays as it was, is saved beside it, and never takes part in an update.
     past, at_first = beside.engine.past, beside.weights("small")
-    past.freeze("small", 2)
+    beside.engine.freeze_self("small", 2)
     beside.train("small", 6)
-    assert past.selves.keys() == {2} and past.selves[2][0] == "small"
-    assert _same({key: one.cpu() for key, one in at_first.items()}, past.selves[2][1])
+    assert past.keys() == {2} and past[2][0] == "small"
+    assert _same({key: one.cpu() for key, one in at_first.items()}, past[2][1])
     assert not _same(beside.weights("small"), at_first)
-    past.freeze("small", 1)
-    past.save(folder / "past")
-    resumed.engine.past.load("small", folder / "past")
-    assert resumed.engine.past.selves.keys() == {1, 2}
-    assert all(_same(kept, past.selves[slot][1]) for slot, (_, kept) in resumed.engine.past.selves.items())
+    beside.engine.freeze_self("small", 1)
+    for name in ("small", "large"):
+        beside.engine.save_adapter(name, folder / name)
+        resumed.engine.load_adapter(name, folder / name)
+    assert {slot: policy for slot, (policy, _) in resumed.engine.past.items()} == {1: "small", 2: "small"}
+    assert all(_same(kept, past[slot][1]) for slot, (_, kept) in resumed.engine.past.items())

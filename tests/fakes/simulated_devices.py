@@ -266,7 +266,7 @@ class Unit(PolicyUnit):
     """A policy with one worker per simulated device and one server on all."""
 
     def __init__(self, name: str, job: Any, number: int, trainable: bool, devices: Sequence[Device]) -> None:
-        super().__init__(name, job, f"policies/{name}", trainable, number, SETTINGS, PRESETS["at_grpo"])
+        super().__init__(name, job, f"policies/{name}", trainable, SETTINGS, PRESETS["at_grpo"], first_replica=number)
         self._devices = devices
 
     def place(self, pool: Any) -> None:

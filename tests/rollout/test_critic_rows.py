@@ -21,8 +21,7 @@ from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.answer_check import check_hindsight, hindsights
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.train.rollout.critic_rows import CriticText, critic_rows
-from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION, Row
+from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION, Row, critic_rows
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.rows.step_rows import StepRows
@@ -75,8 +74,7 @@ def made(kind: Any, hindsight: str = SECRET, longest: int = 10_000, agents: Any 
         decision.prompt_ids[:] = TOKENIZER.encode(f"{decision.name}?")
         for candidate in decision.candidates:
             candidate.generation.token_ids[:] = TOKENIZER.encode(candidate.text)
-    text = CriticText.of(TOKENIZER, hindsight)
-    return list(critic_rows("u", 3, record, "critic", kind, text, agents, longest))
+    return list(critic_rows("u", 3, record, "critic", kind, TOKENIZER, hindsight, agents, longest))
 
 
 def read(row: Row) -> tuple[str, str]:
@@ -120,7 +118,7 @@ async def waiting(event: asyncio.Event | None) -> Score:
 def test_agents_that_act_at_once_have_not_seen_each_other(last: str) -> None:
     says = dict.fromkeys(("drafter", "checker"), lambda prompt, k: "b")
     record: EpisodeRecord = asyncio.run(play(AtOnce(), last, ScriptedTeam(says, scheme="parallel")))
-    rows = critic_rows("u", 0, record, "critic", "value", CriticText.of(TOKENIZER, ""), Pair.agents, 100)
+    rows = critic_rows("u", 0, record, "critic", "value", TOKENIZER, "", Pair.agents, 100)
     tags = sorted((row.tags for row in rows), key=lambda one: one["order"])
     assert [(one["agent"], one["after"]) for one in tags] == [
         ("drafter", 0),

@@ -187,7 +187,7 @@ def test_a_gate_counts_its_pauses() -> None:
     gate.resume()
     gate.pause()
     gate.pause()
-    assert (gate.paused, gate.pauses) == (True, 1)
+    assert (gate.is_set(), gate.pauses) == (False, 1)
     gate.resume()
     gate.pause()
     assert gate.pauses == 2

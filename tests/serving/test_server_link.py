@@ -176,7 +176,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.gathered: list[str] = []
-        self.past = SimpleNamespace(selves={2: ("planner", {"A": torch.full((2,), 5.0)})})
+        self.past = {2: ("planner", {"A": torch.full((2,), 5.0)})}
 
     def adapter_config(self, name: str) -> dict[str, Any]:
         return {"r": {"coder": 4, "planner": 8}[name]}

@@ -20,8 +20,7 @@ from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 from verl_atgrpo import platform_choice, recipes
 from verl_atgrpo.train.trainer import policy_unit
 from verl_atgrpo.train.trainer.policies import TeamSync, for_all
-from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.train.trainer.standalone import StandaloneUnit
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, StandaloneUnit
 from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 
@@ -47,8 +46,8 @@ class DeviceTrainer(FakeTrainer):
 @pytest.fixture(autouse=True)
 def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
-    monkeypatch.setattr(policy_unit, "write_old_log_probs", lambda *_: {})
-    monkeypatch.setattr(policy_unit, "write_advantages", tag_rows)
+    monkeypatch.setattr(policy_unit.update_inputs, "write_old_log_probs", lambda *_: {})
+    monkeypatch.setattr(policy_unit.update_inputs, "write_advantages", tag_rows)
     with simulated():
         yield
 

@@ -14,8 +14,7 @@ from fakes.fake_trainer import FLAT, STEEP, FakeRollout, FakeTrainer, FakeUnit
 
 from verl_atgrpo import compat
 from verl_atgrpo.train.rows import queue
-from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.train.trainer.standalone import StandaloneUnit
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, StandaloneUnit
 
 
 class Actor:

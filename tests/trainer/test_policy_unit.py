@@ -659,7 +659,7 @@ def test_ranks_are_balanced_by_shared_prompts_where_the_workers_use_trees(
     policy.unit._look_at_trees()
     asked = []
     monkeypatch.setattr(
-        policy_unit, "deal", lambda *given, shared: asked.append(shared) or deal(*given, shared=shared)
+        policy_unit.update_inputs, "deal", lambda *given, shared: asked.append(shared) or deal(*given, shared=shared)
     )
     policy.train(6)
     assert asked == [shared]
@@ -798,8 +798,9 @@ class Critic:
         self.policy = make(**{f"{ACTOR}.ppo_mini_batch_size": 6, **LORA})
         config = self.policy.unit.config
         given = {"policy": "critic", "epochs": 1, "replay": 0, **settings}
-        section = AtGrpoConfig.from_config(config).model_copy(update={"critic": CriticSettings(**given)})
-        self.unit = CriticUnit("critic", config, "critic", True, self.policy.unit, section, PRESETS["at_grpo"])
+        section, host = AtGrpoConfig.from_config(config), self.policy.unit
+        made = ("critic", config, "critic", True, section, PRESETS["at_grpo"])
+        self.unit = CriticUnit(*made, host=host, critic=CriticSettings(**given))
 
     def ask(self, step: int, *rows: tuple[str, int, list[int], bool]) -> tuple[Batch, dict[str, Any]]:
         """Scores rows, (episode, last token of the prompt, answer, solved), and trains on them."""

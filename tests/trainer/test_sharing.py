@@ -18,8 +18,7 @@ from waiting import HANG
 
 from verl_atgrpo.train.config.schema import EXPANDED, CriticSettings
 from verl_atgrpo.train.serving.health import PolicyFailed
-from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.train.trainer.sharing import SharingUnit
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, SharingUnit
 from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 
@@ -30,14 +29,11 @@ class Workers:
         self.adapter: str | None = None
         self.calls: list[tuple[Any, ...]] = []
 
-    def use_adapter(self, name: str) -> None:
-        self.adapter = name
-
-    def save_adapter(self, *given: str) -> None:
-        self.calls.append(("save", *given))
-
-    def load_adapter(self, *given: str) -> None:
-        self.calls.append(("load", *given))
+    def with_adapter(self, what: str, name: str, *given: Path) -> None:
+        if what == "use":
+            self.adapter = name
+        else:
+            self.calls.append((what, name, *given))
 
     def empty_cache(self) -> None:
         self.calls.append(("empty",))
@@ -96,8 +92,8 @@ def test_adapters_are_saved_and_loaded_in_their_own_folders(
     for unit in team:
         unit.save(str(tmp_path), 7)
         unit.load(str(tmp_path))
-    named = [(name, str(folder)) for name, folder in zip(("host", "guest"), folders, strict=True)]
-    assert workers.calls == [(what, *given) for given in named for what in ("save", "load")]
+    named = zip(("host", "guest"), folders, strict=True)
+    assert workers.calls == [(what, *given) for given in named for what in ("save_adapter", "load_adapter")]
 
 
 def test_servers_and_caches_are_those_of_the_base(team: tuple[PolicyUnit, SharingUnit, SharingUnit]) -> None:

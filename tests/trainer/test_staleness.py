@@ -95,7 +95,7 @@ def test_the_difference_to_the_servers_is_over_fresh_rows(
 
     monkeypatch.setattr(tq, "kv_batch_get", get)
     monkeypatch.setattr(tq, "kv_batch_put", lambda **_: None)
-    monkeypatch.setattr(policy_unit, "write_advantages", lambda *given: {})
+    monkeypatch.setattr(policy_unit.update_inputs, "write_advantages", lambda *given: {})
     tags: list[dict[str, Any]] = [
         {**row("g", *version), "seq_len": 2, "response_len": len(one)}
         for version, one in zip([*versions, (2, 2)], served, strict=True)

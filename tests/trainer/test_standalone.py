@@ -21,9 +21,9 @@ from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.serving import replicas
 from verl_atgrpo.train.serving.health import PolicyFailed
+from verl_atgrpo.train.serving.replicas import StandaloneReplicas
 from verl_atgrpo.train.serving.workers import PolicyServers, ServerWorker, WeightTarget
-from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.train.trainer.standalone import StandaloneReplicas, StandaloneUnit
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, StandaloneUnit
 
 
 class Call:
@@ -82,14 +82,16 @@ SETTINGS, SPEC = AtGrpoConfig(environment={"name": "none"}), PRESETS["at_grpo"]
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units without a model."""
 
-    def init(self: Any, name: str, job: Any, folder: str, trainable: bool, first_replica: int, *_: Any) -> None:
+    def init(self: Any, name: str, job: Any, folder: str, trainable: bool, *_: Any, first_replica: int) -> None:
         self.name, self.config, self.trainable, self.first_replica = name, job, trainable, first_replica
 
     monkeypatch.setattr(PolicyUnit, "__init__", init)
 
 
 def unit(name: str = "coder", trainable: bool = True, servers: int = 2, first: int = 4) -> Any:
-    made = StandaloneUnit(name, job(nnodes=1, n_gpus_per_node=servers), "actor", trainable, first, SETTINGS, SPEC)
+    made = StandaloneUnit(
+        name, job(nnodes=1, n_gpus_per_node=servers), "actor", trainable, SETTINGS, SPEC, first_replica=first
+    )
     numbers = range(first, first + servers)
     channel = "ipc:///tmp/job-replica-{}-rank-0.sock"
     made.sync = Sync()
@@ -121,7 +123,7 @@ def unit(name: str = "coder", trainable: bool = True, servers: int = 2, first: i
 def test_every_policy_has_its_own_group_name() -> None:
     names = set()
     for policy, given in (("coder", "default"), ("tester", "default"), ("judge", "mine"), ("coder", "mine")):
-        made = StandaloneUnit(policy, job(given), "actor", True, 0, SETTINGS, SPEC)
+        made = StandaloneUnit(policy, job(given), "actor", True, SETTINGS, SPEC, first_replica=0)
         names.add(made.config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nccl.group_name)
     assert names == {"at_grpo-coder", "at_grpo-tester", "mine-judge", "mine-coder"}
 
@@ -131,7 +133,7 @@ def test_devices_of_servers_are_counted() -> None:
     """Devices that only serve are devices of the job."""
     made = unit(servers=3)
     assert made.own_server_devices == made.server_devices(SimpleNamespace(world_size=2)) == 3
-    shared = PolicyUnit("coder", job(), "actor", True, 0, SETTINGS, SPEC)
+    shared = PolicyUnit("coder", job(), "actor", True, SETTINGS, SPEC, first_replica=0)
     assert shared.own_server_devices == 0
     assert shared.server_devices(SimpleNamespace(world_size=2)) == 2  # type: ignore[arg-type]
 

@@ -75,9 +75,8 @@ class Chat:
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the token ids of a prompt.
 
-        Raises:
-            MessageError: the template leaves a message out or refuses it, or a message is nested too deeply.
-            ToolError: there are tools and the template does not show them.
+        Raises MessageError if the template leaves a message out or refuses it, or a message is nested too deeply, and
+        ToolError if the template does not show the tools.
         """
         if tools and not self._shows_tools:
             raise ToolError(
@@ -198,11 +197,8 @@ class Chat:
     ) -> Reply:
         """Returns calls, thought and text of an answer; an answer that cannot be read has no calls.
 
-        Args:
-            token_ids: the answer's.
-            tools: what it could call.
-            text: the answer's, if it is less than its tokens (`Limits.stop`).
-            opened: whether its prompt has begun a thought.
+        `text` is the answer's, if it is less than its tokens (`Limits.stop`); `opened` says whether its prompt has
+        begun a thought.
         """
         ids = list(token_ids)
         if ids and ids[-1] == self.tokenizer.eos_token_id:
@@ -235,12 +231,7 @@ class Chat:
         return Reply(kept.strip(), thought, calls, unparsed=unparsed, raw=raw)
 
     def with_thought(self, token_ids: Sequence[int], text: str) -> str:
-        """Returns the text of an answer without tools with its thought in `<think>`, however its family marks it.
-
-        Args:
-            token_ids: the answer's.
-            text: the same, or less (`Limits.stop`), without special tokens.
-        """
+        """Returns an answer without tools, or less of it (`Limits.stop`), with its thought in `<think>`."""
         if self.format != "gpt-oss" and not self._thought_tags:
             return text
         raw, whole, after = self._decoded(token_ids, text)
@@ -294,11 +285,9 @@ def _apart(mark: re.Match[str]) -> str:
 
 
 def _channels(whole: str, otherwise: str) -> tuple[str, str, list[str]]:
-    """Returns what an answer of gpt-oss thought and said, by its channels, and the calls that it began.
+    """Returns what an answer with its special tokens thought and said, by gpt-oss' channels, and the calls it began.
 
-    Args:
-        whole: the answer with its special tokens.
-        otherwise: what it said if it has no channel.
+    `otherwise` is what it said if it has no channel.
     """
     parts = [(name, f"{before}{after}", body.strip()) for before, name, after, body in _CHANNEL.findall(whole)]
     if not parts:

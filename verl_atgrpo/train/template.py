@@ -61,9 +61,7 @@ def between(render: Render) -> tuple[list[str], list[str]]:
 def thought_tags(render: Render, names: Sequence[str]) -> Mapping[str, bool]:
     """Returns a model's tags of thoughts -> whether they end one, beside those that `split_thought` reads.
 
-    Args:
-        render: its template.
-        names: the tokens that its tokenizer was given, and the template's source.
+    `names` are the tokens that its tokenizer was given, and the template's source.
     """
     found = {tag: ends_thought(tag) for name in names for tag in _TAG.findall(name) if _is_thought(tag)}
     thought = {"reasoning_content": word(1), "reasoning": word(1), "thinking": word(1)}

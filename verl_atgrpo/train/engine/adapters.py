@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils import _pytree as pytree
@@ -23,9 +24,9 @@ from verl.utils.device import get_device_id
 from verl.utils.fsdp_utils import load_fsdp_model_to_gpu, offload_fsdp_model_to_cpu, offload_fsdp_optimizer
 
 from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.train.config.policies import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTERS
+from verl_atgrpo.train.config.policies import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTERS, PAST
 
-_STATE = "optimizer.pt"
+_STATE, _FILE = "optimizer.pt", ".safetensors"
 
 
 @dataclass
@@ -48,7 +49,8 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
     """What makes verl's FSDP engine train the adapters of `model.lora.adapters`, if there are any, one at a time."""
 
     optimizer_config: Any
-    past: PastSelves
+    past: dict[int, tuple[str, dict[str, Tensor]]]
+    """Slot -> a past self: its policy, and its adapter's whole tensors by peft's names, on the CPU of every rank."""
     _training: dict[str, _Training]
 
     @property
@@ -59,7 +61,7 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
     def initialize(self) -> None:
         """Builds the model with its adapters, and an optimizer for each; the first is in use."""
         super().initialize()
-        self.past = PastSelves(self)
+        self.past = {}
         if self._settings:
             self._training = {name: self._training_of(name) for name in self._settings}
             self.use(next(iter(self._settings)))
@@ -168,12 +170,14 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
         for key, parameter in self._parameters(name).items():
             yield key, _whole(parameter.detach().to(get_device_id()))
 
+    def freeze_self(self, name: str, slot: int) -> None:
+        """Keeps an adapter as it is as a past self, in place of the one in the slot; on every rank together."""
+        self.past[slot] = name, {key: one.to("cpu", copy=True) for key, one in self.adapter_weights(name)}
+
     # ------------------------------------------------------------ checkpoints
 
     def save_adapter(self, name: str, folder: Path) -> None:
-        """Writes an adapter in peft's format, and the state of its optimizer and schedule; on every rank together."""
-        from safetensors.torch import save_file
-
+        """Writes an adapter in peft's format, its optimizer, schedule and past selves; on every rank together."""
         weights = {key: tensor.cpu().contiguous() for key, tensor in self.adapter_weights(name)}
         training = self._training[name]
         state = {"optimizer": training.optimizer.state_dict(), "schedule": training.schedule.state_dict()}
@@ -189,12 +193,14 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
             (folder / ADAPTER / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2))
             save_file(weights, folder / ADAPTER / ADAPTER_WEIGHTS)
             torch.save(state, folder / _STATE)
+            for slot, (policy, kept) in self.past.items():
+                if policy == name:
+                    (folder / PAST).mkdir(exist_ok=True)
+                    save_file({key: one.contiguous() for key, one in kept.items()}, folder / PAST / f"{slot}{_FILE}")
         torch.distributed.barrier()
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Loads what `save_adapter` has written."""
-        from safetensors.torch import load_file
-
         if self._is_offload_param:
             load_fsdp_model_to_gpu(self.module)
         weights = load_file(folder / ADAPTER / ADAPTER_WEIGHTS)
@@ -213,47 +219,13 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
                     state[key] = _like(parameter, value)
         training.optimizer.load_state_dict(saved["optimizer"])
         training.schedule.load_state_dict(saved["schedule"])
+        if self.model_config.lora.get(PAST):  # else no past self plays in this job
+            self.past |= {int(one.stem): (name, load_file(one)) for one in (folder / PAST).glob(f"*{_FILE}")}
         if self._is_offload_param:
             offload_fsdp_model_to_cpu(self.module)
         if self._is_offload_optimizer:
             offload_fsdp_optimizer(training.optimizer)
         torch.distributed.barrier()
-
-
-class PastSelves:
-    """Adapters as they were, by slot: each rank has all of their weights, in memory of the CPU."""
-
-    def __init__(self, engine: AdapterEngine) -> None:
-        """Begins with none; `engine` has the adapters as they are."""
-        self._engine = engine
-        self.selves: dict[int, tuple[str, dict[str, Tensor]]] = {}
-        """Slot -> the policy, and its adapter's whole tensors by peft's names."""
-
-    def freeze(self, name: str, slot: int) -> None:
-        """Keeps an adapter as it is, in place of the one in the slot; on every rank together."""
-        weights = {key: tensor.to("cpu", copy=True) for key, tensor in self._engine.adapter_weights(name)}
-        self.selves[slot] = name, weights
-
-    def save(self, folder: Path) -> None:
-        """Writes all of them; on every rank together."""
-        from safetensors.torch import save_file
-
-        if self._engine.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            for slot, (_, weights) in self.selves.items():
-                save_file({key: tensor.contiguous() for key, tensor in weights.items()}, folder / _past_file(slot))
-        torch.distributed.barrier()
-
-    def load(self, name: str, folder: Path) -> None:
-        """Loads what `save` has written of a policy; on every rank together."""
-        from safetensors.torch import load_file
-
-        self.selves = {int(file.stem): (name, load_file(file)) for file in folder.glob(_past_file("*"))}
-
-
-def _past_file(slot: int | str) -> str:
-    return f"{slot}.safetensors"
 
 
 def _inner(name: str) -> str:

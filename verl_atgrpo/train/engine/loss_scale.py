@@ -19,10 +19,7 @@ def repeat_overflows(engine: Any) -> None:
     """Has an engine of verl's that scales losses repeat a step whose gradients overflow, at half the scale.
 
     verl's scaler skips such a step, and the scale begins where many overflow. What is not finite at any scale is
-    skipped with a warning.
-
-    Args:
-        engine: built; without a scaler, as in other dtypes than float16, it is left as it is.
+    skipped with a warning. An engine without a scaler, as in other dtypes than float16, is left as it is.
     """
     if engine.scaler is None:
         return

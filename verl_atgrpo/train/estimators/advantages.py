@@ -53,9 +53,8 @@ def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inp
     are exactly the other `Labels` that `spec.needs`, None is the same as missing; episodes (`units`) are
     distinct across groups.
 
-    Raises:
-        ValueError: a reward is not finite; a trajectory with two rewards or in two groups; a formula that returns no
-            advantage for each row.
+    Raises ValueError for a reward that is not finite, a trajectory with two rewards or in two groups, and a formula
+    that returns no advantage for each row.
     """
     labels = {"groups": groups, **{name: ids for name, ids in inputs.items() if ids is not None}}
     # float64: in float32 a large common offset would leave no digits for the spread.

@@ -8,14 +8,8 @@ It follows another formula, `by_task` says over what: `tokens`, as in the paper,
 Source: arXiv 2510.04206, task advantage normalisation.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from verl_atgrpo.train.estimators.arithmetic import dense, group_sum
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import Tensor
 
 
 def by_task(advantages: Tensor, tasks: Tensor, weights: Tensor, eps: float) -> Tensor:

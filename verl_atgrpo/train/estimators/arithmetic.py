@@ -3,15 +3,9 @@
 Everything is a method of the tensors that come in: torch itself is not imported (see the package).
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
-from verl_atgrpo.train.estimators.spec import EstimatorSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Tensor
 
 ROUNDING = 2.0**-48
 """Values that are no further than this from their group's mean, relative to the group's largest or to 1, are equal to

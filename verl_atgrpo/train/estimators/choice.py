@@ -9,21 +9,15 @@ from verl_atgrpo.train.estimators.spec import CONFIG_KEY, EstimatorSpec, refuse
 
 
 def resolve_spec(choice: str | Mapping[str, Any]) -> EstimatorSpec:
-    """Returns the spec of a configured estimator.
+    """Returns the spec of a configured estimator: a preset, or a mapping of fields with its `preset` or a `name`.
 
-    Args:
-        choice: a preset; or `{preset: <name>, <field>: <value>, ...}`; or, without a preset,
-            `{name: <name>, <field>: <value>, ...}`. In both mappings, `agents: {<agent>: {<field>: <value>, ...}}`
-            changes fields for single agents.
-
-    Raises:
-        ValueError: unknown preset or key, or a value that is invalid, missing or without effect; one line with the
-            config key, the value and the valid ones.
+    In a mapping `agents: {<agent>: {<field>: <value>, ...}}` changes fields for single agents. Raises ValueError for
+    an unknown preset or key, and a value that is invalid, missing or without effect, with what would do.
     """
     options = dict(choice if isinstance(choice, Mapping) else {"preset": choice})
     base = _base(options)
-    overrides = options.pop("agents", None)
-    _check_keys(options, CONFIG_KEY, _fields_of(base), ("preset", "name", *_fields_of(base), "agents"))
+    overrides, valid = options.pop("agents", None), _fields_of(base)
+    _check_keys(options, CONFIG_KEY, valid, ("preset", "name", *valid, "agents"))
     spec = _complete(replace(base, **options))
     if overrides is None:
         return spec
@@ -47,8 +41,8 @@ def _base(options: dict[str, Any]) -> EstimatorSpec:
     if not isinstance(name, str) or not name:
         refuse("name", f"{name!r} is not a text")
     if name in presets():
-        valid = ", ".join(presets())
-        refuse("name", f"{name!r} is a preset; use preset: {name}, or a name that is not one of {valid}")
+        taken = ", ".join(presets())
+        refuse("name", f"{name!r} is a preset; use preset: {name}, or a name that is not one of {taken}")
     return EstimatorSpec(name=name)
 
 

@@ -54,15 +54,11 @@ class Bounds(NamedTuple):
 
 
 def scores(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, trace: float, bounds: Bounds) -> Tensor:
-    """Returns the candidates' scores: log-ratios (N,) float64 -> (N,).
+    """Returns the candidates' scores: log-ratios of whole episodes (N,) float64 -> (N,).
 
-    Args:
-        ratios: log-ratios of whole episodes.
-        rows: their tags: `episode`, `order` (how many of its decisions had started before), `place` (how many had
-            ended before it ended), `after` (how many had ended when it started) and `episode_reward`.
-        kind: of the critic.
-        trace: weight of what the next decision changes, of a value; lambda of generalized advantages.
-        bounds: of the team reward.
+    Reads the tags `episode`, `order` (how many of its decisions had started before), `place` (how many had ended
+    before it ended), `after` (how many had ended when it started) and `episode_reward`. `trace` is the weight of what
+    the next decision changes, of a value: lambda of generalized advantages. `bounds` are those of the team reward.
     """
     if kind == "likelihood":
         return ratios
@@ -85,11 +81,7 @@ def scores(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, trace:
 def gradient_weights(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, bounds: Bounds) -> Tensor:
     """Returns by what the gradient of each candidate's log-ratio is multiplied, to ascend: (N,) float64 -> (N,).
 
-    Args:
-        ratios: log-ratios.
-        rows: their tags: `episode`, `group` (the task), `episode_reward` and `episode_success`.
-        kind: of the critic.
-        bounds: of the team reward.
+    Reads the tags `episode`, `group` (the task), `episode_reward` and `episode_success`.
     """
     if kind == "value":
         return bounds.shares(_of_rows(rows, "episode_reward")) - ratios.sigmoid()

@@ -9,16 +9,10 @@ or `agent` each. All four count rows.
 Source: arXiv 2602.08847, Eq. 5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from verl_atgrpo.train.estimators.arithmetic import deviations, group_sum, pairs, standardise
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
 PRESET = EstimatorSpec(name="dr_mas", center_scope="agent", scale_scope="agent")
 
@@ -38,12 +32,8 @@ def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float
     """Returns the factor by which pooled normalisation inflates each agent's gradient: (s_k^2 + (mu_k - mu)^2) / s^2.
 
     With 1 the pooled statistics fit the agent; above 1 its updates are larger than with its own statistics. Uses
-    population variances, so that the row-weighted mean of the factors is 1. Without spread all are 1.
-
-    Shapes: rewards (N,) of real rows only; agents: N names -> one factor for each distinct name.
-
-    Raises:
-        ValueError: rewards of another shape than (N,), or not finite.
+    population variances, so that the row-weighted mean of the factors is 1. Without spread all are 1. Raises
+    ValueError for rewards of another shape than (N,) with N agents, or not finite.
     """
     if rewards.shape != (len(agents),) or not bool(rewards.isfinite().all()):
         raise ValueError(f"rewards: expected ({len(agents)},) finite values, got shape {tuple(rewards.shape)}")

@@ -11,16 +11,10 @@ has no second term. w is `step_weight`, gamma `step_gamma`; `step_scope: agent` 
 Source: arXiv 2505.10978, episode and step relative advantages.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from verl_atgrpo.train.estimators.arithmetic import pairs, standardise
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
 PRESET = EstimatorSpec(name="gigpo", unit="trajectory", step_weight=1.0, step_gamma=0.95)
 

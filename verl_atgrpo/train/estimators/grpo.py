@@ -8,15 +8,8 @@ deviation is over n - 1, as in verl.
 Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2 (outcome supervision).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from verl_atgrpo.train.estimators.arithmetic import standardise
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
 PRESET = EstimatorSpec(name="grpo")
 

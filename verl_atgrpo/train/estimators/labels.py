@@ -44,11 +44,7 @@ def factorise(labels: Sequence[Hashable] | npt.NDArray[Any]) -> tuple[Tensor, li
 
 
 def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> dict[str, Tensor]:
-    """Returns the `Labels` of rows with these tags: their groups, and what else the spec needs.
-
-    Raises:
-        ValueError: a row lacks a tag that the estimator needs.
-    """
+    """Returns the `Labels` of rows with these tags, as the spec needs them; raises ValueError if a row lacks a tag."""
     needs = spec.needs
     ids = {"groups": factorise([row["group"] for row in rows])[0]}
     for need, (_, name) in TAGS.items():

@@ -12,16 +12,9 @@ episode has no copies there. Standard deviations are over n, as in the paper.
 Source: arXiv 2511.13288, trajectory alignment and group-relative advantages of main and sub-agents.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from verl_atgrpo.train.estimators import dr_mas
 from verl_atgrpo.train.estimators.arithmetic import dense, group_min, pairs
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
 PRESET = EstimatorSpec(name="m_grpo", unit="call", ddof=0, center_scope="agent", scale_scope="agent")
 
@@ -29,8 +22,7 @@ PRESET = EstimatorSpec(name="m_grpo", unit="call", ddof=0, center_scope="agent",
 def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     """Returns the advantages of rows whose calls are aligned (unit "call"): (N,) float64 -> (N,).
 
-    Raises:
-        ValueError: the main agent's rows of an episode have different rewards, or the spec has no `sub_calls`.
+    Raises ValueError if the main agent's rows of an episode have different rewards, or the spec has no `sub_calls`.
     """
     if spec.sub_calls is None:
         raise ValueError(f"spec: {spec.name!r} has no sub_calls")

@@ -8,15 +8,8 @@ short one. It is the baseline of a team without a reward for each answer.
 Source: `grpo` over the episodes of a team, to which arXiv 2510.11062 (AT-GRPO) compares itself.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from verl_atgrpo.train.estimators.arithmetic import dense, group_min, standardise
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
 PRESET = EstimatorSpec(name="mas_grpo", unit="trajectory")
 
@@ -24,8 +17,7 @@ PRESET = EstimatorSpec(name="mas_grpo", unit="trajectory")
 def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     """Returns the advantages of rows whose episodes are compared (unit "trajectory"): (N,) float64 -> (N,).
 
-    Raises:
-        ValueError: an episode has rows with different rewards, or in different groups.
+    Raises ValueError if an episode has rows with different rewards, or in different groups.
     """
     episode, total = dense(labels["units"])
     rewards = _of_episodes("rewards", values, episode, total, labels)

@@ -23,16 +23,11 @@ def at_grpo_advantage(
 
     Reads `at_grpo_estimator` and `norm_adv_by_std_in_grpo` from `config`, verl's `algorithm` section (DictConfig,
     dataclass or None). verl 0.9.1 passes this switch to custom estimators in `config` only; a keyword, as verl's own
-    functions have, takes precedence. Ignores other keywords.
+    functions have, takes precedence. Raises ValueError for wrong shapes, an estimator that needs more than groups,
+    and as `configured_spec` and `group_advantages`.
 
     Shapes: token_level_rewards (N, L), summed to the reward of the row; response_mask (N, L), zeros in a row of
     padding; index (N,) labels of groups, verl's `uid` -> advantages and returns, the same tensor (N, L).
-
-    Raises:
-        ValueError: `index` missing or of another length, a mask of another shape, an estimator that needs more than
-            groups, or an error of `configured_spec` or `group_advantages`.
-
-    Source: AT-GRPO arXiv 2510.11062; outcome supervision, GRPO arXiv 2402.03300 section 4.1.2.
     """
     rewards, mask = token_level_rewards.detach(), response_mask
     if index is None:

@@ -8,18 +8,8 @@ from types import MappingProxyType
 from verl_atgrpo.train.estimators import at_grpo, dr_grpo, dr_mas, gigpo, grpo, m_grpo, mas_grpo, rae, rloo
 from verl_atgrpo.train.estimators.spec import CONFIG_KEY, EstimatorSpec
 
-_PAPERS: tuple[EstimatorSpec, ...] = (
-    at_grpo.PRESET,
-    grpo.PRESET,
-    dr_grpo.PRESET,
-    rloo.PRESET,
-    mas_grpo.PRESET,
-    dr_mas.PRESET,
-    gigpo.PRESET,
-    m_grpo.PRESET,
-    rae.PRESET,
-)
-PRESETS: Mapping[str, EstimatorSpec] = MappingProxyType({preset.name: preset for preset in _PAPERS})
+_PAPERS = (at_grpo, grpo, dr_grpo, rloo, mas_grpo, dr_mas, gigpo, m_grpo, rae)
+PRESETS: Mapping[str, EstimatorSpec] = MappingProxyType({paper.PRESET.name: paper.PRESET for paper in _PAPERS})
 """Name -> fields. `m_grpo` also needs `main_agent` and `sub_calls`."""
 
 ENTRY_POINTS = "verl_atgrpo.estimators"
@@ -28,11 +18,7 @@ ENTRY_POINTS = "verl_atgrpo.estimators"
 
 @functools.cache
 def presets() -> Mapping[str, EstimatorSpec]:
-    """Returns `PRESETS` and the presets of installed packages.
-
-    Raises:
-        ValueError: an entry point's name is taken, it cannot be loaded, or it is no spec of that name.
-    """
+    """Returns `PRESETS` and those of installed packages; raises ValueError for an entry point that is not one."""
     found = dict(PRESETS)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:

@@ -12,19 +12,14 @@ In a game of two sides this takes away what one side earns by moving first.
 Source: SPIRAL, arXiv 2506.24119. That b is taken before its update and begins at 0 is prime-rl's; .95 is our default.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_atgrpo.play.types import for_agent
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, Scope, refuse
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, Scope, Tensor, refuse
 
 TAG = "baseline"
 
@@ -87,3 +82,11 @@ class Baselines:
     def metrics(self) -> dict[str, float]:
         """Returns every role's average."""
         return {f"agent/{agent}/baseline": value for agent, value in self.values.items()}
+
+    def state(self) -> dict[str, float]:
+        """Returns what a checkpoint keeps."""
+        return dict(self.values)
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Continues with the averages of a checkpoint."""
+        self.values.update(state)

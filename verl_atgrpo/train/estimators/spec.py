@@ -6,10 +6,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, get_args, get_origin
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any
 
 CONFIG_KEY = "at_grpo.estimator"
 """The user's key, in every error message."""
@@ -21,7 +23,7 @@ Singleton = Literal["zero", "raw"]
 Scope = Literal["group", "agent"]
 ByTask = Literal["none", "rows", "tokens"]
 Need = Literal["trajectory", "agent", "left", "anchor", "baseline"]
-Labels: TypeAlias = Mapping[str, "Tensor"]
+Labels: TypeAlias = Mapping[str, Tensor]
 """What a formula reads of N rows beside their rewards, (N,) each: `groups`, `units` (episodes), `agents` and `anchors`
 (prompts) are int64 ids, `left` is the int64 number of later decisions in the episode, `mains` is true for the rows of
 the main agent, `baselines` are float64. `groups` are always there, the others if the spec `needs` them."""
@@ -29,12 +31,7 @@ the main agent, `baselines` are float64. `groups` are always there, the others i
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorSpec:
-    """How the rewards of a group become advantages.
-
-    Raises:
-        ValueError: a field has an invalid value, or one without effect beside the others; the message names the
-            config key.
-    """
+    """How a group's rewards become advantages; raises ValueError for a field that is invalid or without effect."""
 
     reads: ClassVar[tuple[str, ...]] = ()
     """The fields below that a subclass's `formula` reads; others have no effect with it, and are refused."""
@@ -167,7 +164,7 @@ class EstimatorSpec:
             needs.add("agent")
         return frozenset(needs.union(*(spec.needs for spec in (*self.agents.values(), *self.parts.values()))))
 
-    def formula(self, values: "Tensor", labels: Labels) -> "Tensor | None":
+    def formula(self, values: Tensor, labels: Labels) -> Tensor | None:
         """Returns the rows' advantages, (N,) float64 as `values`, or None: what the fields say.
 
         A paper whose arithmetic the fields cannot express has a subclass with this method, its `needs`, `scopes` and

@@ -6,7 +6,7 @@ its tags hold what the update and the metrics need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -17,9 +17,11 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.train.config.answer_check import hindsight_ids
+from verl_atgrpo.train.estimators.critic import Kind
 from verl_atgrpo.train.estimators.labels import anchor_of
 from verl_atgrpo.train.estimators.spec import Need
-from verl_atgrpo.train.rows.jagged import jagged
+from verl_atgrpo.train.rows.batch import jagged
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,11 @@ def training_rows(
     """Yields a row for every candidate of an episode's trained decisions.
 
     `tree`, `branch`: the group is the decision and the reward is the candidate's own.
-    `parallel`: the group is the task, and the reward is the episode's, or the candidate's own.
+    `parallel`: the group is the task, and the reward is the `outcome`'s, the sum of all answers' `scores`, or the
+    candidate's `own`, as `episode_reward` says.
 
-    Args:
-        needs: `EstimatorSpec.needs`, the labels that the estimator reads beside the group. `left` counts decisions
-            in the order in which they finished.
-        episode_reward: the reward of a row in `parallel`: the `outcome`'s, the sum of all answers' `scores`, or its
-            `own`.
+    `needs` are the labels that the estimator reads beside the group; `left` counts decisions in the order in which
+    they finished.
     """
     trained = [(first, decision) for first, decision in _numbered(record) if decision.trained]
     whole = record.outcome.team_reward
@@ -61,11 +61,8 @@ def training_rows(
         whole = sum(decision.candidates[decision.committed].reward for _, decision in trained)
     for position, (first, decision) in enumerate(trained):
         group = uid if scheme == "parallel" else f"{uid}.{session}.{decision.name}"
-        compared: dict[str, Any] = {}
-        if "left" in needs:
-            compared["left"] = len(trained) - 1 - position
-        if "anchor" in needs:
-            compared["anchor"] = anchor_of(decision.prompt_ids)
+        left = {"left": len(trained) - 1 - position} if "left" in needs else {}
+        anchor = {"anchor": anchor_of(decision.prompt_ids)} if "anchor" in needs else {}
         for number, candidate in enumerate(decision.candidates):
             reward = whole if scheme == "parallel" and episode_reward != "own" else candidate.reward
             tags = {
@@ -78,7 +75,8 @@ def training_rows(
                 "weight": decision.weight / len(decision.candidates),
                 "resumed": candidate.generation.resumed,
                 "episode": f"{uid}_{session}",
-                **compared,
+                **left,
+                **anchor,
             }
             key = f"{uid}_{session}_{first + number}"
             yield Row(key, group, decision.prompt_ids, candidate.generation, reward, tags)
@@ -131,14 +129,54 @@ def _tags(record: EpisodeRecord, decision: Decision, candidate: Candidate) -> di
 
 def failed_validation_row(uid: str, session: int, policy: str, token_id: int) -> Row:
     """Returns the row of a failed validation episode: no text, no reward, no success."""
-    return Row(
-        f"{uid}_{session}_0",
-        uid,
-        [token_id],
-        Generation([token_id], [0.0], ""),
-        0.0,
-        {"failed": True, "policy": policy, "episode_success": False, "episode_reward": 0.0},
-    )
+    tags = {"failed": True, "policy": policy, "episode_success": False, "episode_reward": 0.0}
+    return Row(f"{uid}_{session}_0", uid, [token_id], Generation([token_id], [0.0], ""), 0.0, tags)
+
+
+def critic_rows(
+    uid: str,
+    session: int,
+    record: EpisodeRecord,
+    policy: str,
+    kind: Kind,
+    tokenizer: Any,
+    hindsight: str,
+    agents: Collection[str],
+    longest: int,
+) -> Iterator[Row]:
+    """Yields a row for every trained decision of these agents, in an episode of one candidate each (`parallel`).
+
+    `policy` and `tokenizer` are the critic's. What the environment says of the task in hindsight stands before the
+    prompt. Of a row of more than `longest` tokens the beginning of the prompt is left out, never the hindsight.
+    """
+    before = hindsight_ids(tokenizer, hindsight)
+    question, yes = (tokenizer.encode(text, add_special_tokens=False) for text in (QUESTION, ANSWER))
+    total = sum(len(decision.candidates) for decision in record.decisions)
+    for number, decision in enumerate(record.decisions):
+        if not decision.trained or decision.scope or decision.agent not in agents:
+            continue
+        said = decision.candidates[0].generation.token_ids
+        asked, answer = (question, yes[:1]) if kind == "value" else ([], said)
+        room = longest - len(before) - len(asked) - len(answer)
+        shown = decision.prompt_ids[-room:] if room > 0 else []
+        tags = {
+            CRITIC: f"{uid}_{session}_{number}",
+            "agent": decision.agent,
+            "turn": decision.turn,
+            "candidate": 0,
+            "scope": "",
+            "policy": policy,
+            "temperature": 1.0,
+            "group": uid,
+            "episode": f"{uid}_{session}",
+            "order": decision.order,
+            "place": number,
+            "after": decision.after,
+            "episode_success": record.outcome.success,
+            "episode_reward": record.outcome.team_reward,
+        }
+        answered = Generation(list(answer), [], "")
+        yield Row(f"{uid}_{session}_{total + number}", uid, [*before, *shown, *asked], answered, 0.0, tags)
 
 
 SUBMISSION = "submission"
@@ -149,6 +187,10 @@ OPPONENT = "opponent"
 """Field of a submitted training task, and tag of its rows: who answers for the other side (`play.opponents`)."""
 WHOLE = "whole"
 """Tag: whether all rows of the row's episode were written."""
+QUESTION, ANSWER = "\nSuccess?", " yes"
+"""What a critic of kind `value` reads after a prompt, and the word of whose first token it gives the log-prob."""
+CRITIC = "critic"
+"""Tag of a critic's row: the key of the candidate's row."""
 PositionIds = Callable[[Tensor], Tensor]
 """Token ids of one row (T,) -> its positions, the last dimension T."""
 
@@ -161,18 +203,12 @@ def episode_fields(
     Equal to what `verl.utils.tensordict_utils.list_of_dict_to_tensordict` makes of `AgentLoopOutput`s, without the
     fields that are not read after the rollout (`metrics`, `multi_modal_inputs`, `session_id`, `index`,
     `global_steps`). Token ids and masks are int64, log-probs and rewards float32, (N, T) if all rows have the same
-    length and jagged otherwise; the others are non-tensors.
+    length and jagged otherwise; the others are non-tensors. Log-probs are left out if a row has none, since
+    TransferQueue needs a field for every row of a batch.
 
-    Args:
-        rows: the rows of one episode. Log-probs are left out if a row has none, since TransferQueue needs a field
-            for every row of a batch.
-        turns: decisions of the episode.
-        info: `reward_extra_info` of every row.
-        data_source: the name that validation reports the task under.
-        position_ids: for models whose positions are not 0, 1, 2, ...
-
-    Raises:
-        ValueError: there is no row, or an answer has no token to place its reward on.
+    `turns` is the number of decisions, `info` every row's `reward_extra_info`, `data_source` the name that validation
+    reports the task under, `position_ids` for models whose positions are not 0, 1, 2, ... Raises ValueError if there
+    is no row, or an answer has no token to place its reward on.
     """
     if not rows:
         raise ValueError("the episode has no row: run() made no decision")
@@ -198,7 +234,10 @@ def episode_fields(
     mask = _column(torch.ones_like(responses), lengths)
     scores = torch.zeros(len(responses))
     scores[torch.from_numpy(np.cumsum(lengths) - 1)] = torch.tensor([row.reward for row in rows], dtype=torch.float32)
-    versions = [row.generation.weights_version for row in rows]
+    versions = {
+        version: {"min_global_steps": version[0], "max_global_steps": version[1], "reward_extra_info": info}
+        for version in (row.generation.weights_version for row in rows)
+    }
     fields: dict[str, Any] = {
         "prompts": _column(torch.cat(of_rows), prompt_lengths),
         "responses": _column(responses, lengths),
@@ -207,17 +246,10 @@ def episode_fields(
         "rm_scores": _column(scores, lengths),
         "input_ids": _column(input_ids, total),
         "position_ids": positions,
-        "num_turns": _stack_of([turns] * len(rows), lambda value: value),
-        "extra_fields": _stack_of(
-            versions,
-            lambda version: {
-                "min_global_steps": version[0],
-                "max_global_steps": version[1],
-                "reward_extra_info": info,
-            },
-        ),
-        "uid": _stack_of([row.group for row in rows], lambda value: value),
-        "data_source": _stack_of([data_source] * len(rows), lambda value: value),
+        "num_turns": _stack_of([turns] * len(rows)),
+        "extra_fields": _stack_of([row.generation.weights_version for row in rows], versions),
+        "uid": _stack_of([row.group for row in rows]),
+        "data_source": _stack_of([data_source] * len(rows)),
     }
     if all(row.generation.log_probs for row in rows):
         log_probs = _flat([row.generation.log_probs for row in rows], np.float32, len(responses))
@@ -243,7 +275,7 @@ def _stack(rows: list[Tensor]) -> Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-def _stack_of(values: Sequence[Any], content: Callable[[Any], Any]) -> NonTensorStack:
-    """Stacks `content` of every value; wraps it once per distinct value, since wrapping is slow."""
-    wrapped = {value: NonTensorData(content(value)) for value in dict.fromkeys(values)}
+def _stack_of(values: Sequence[Any], contents: Mapping[Any, Any] | None = None) -> NonTensorStack:
+    """Stacks values, or the `contents` of them; wraps once per distinct value, since wrapping is slow."""
+    wrapped = {value: NonTensorData(contents[value] if contents else value) for value in dict.fromkeys(values)}
     return NonTensorStack(*(wrapped[value] for value in values))

@@ -43,18 +43,11 @@ class TeamRolloutManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self._begun = True
 
     def pause(self) -> None:
-        """Pauses new requests of training episodes; validation continues.
-
-        Requests in flight are aborted by their servers, and their candidates then wait for `resume`. Raises
-        RolloutFailed if a worker has died or does not answer.
-        """
+        """Pauses new requests of training episodes, not validation's; raises RolloutFailed if a worker has died."""
         self._answers([worker.pause.remote() for worker in self.agent_loop_workers])
 
     def resume(self) -> None:
-        """Resumes requests; interrupted answers continue from their tokens so far.
-
-        Raises RolloutFailed if a worker has died.
-        """
+        """Resumes requests; raises RolloutFailed if a worker has died."""
         self._answers([worker.resume.remote() for worker in self.agent_loop_workers])
 
     def drain_report(self) -> WorkerReport:

@@ -64,14 +64,7 @@ class ServedPolicy:
     def of(
         cls, answers: ValidationAnswers, chat: Chat, *, sampling_params: Mapping[str, Any], **others: Any
     ) -> ServedPolicy:
-        """Returns the policy as an agent with settings of its own samples it.
-
-        Args:
-            answers: the agent's settings (`at_grpo.sampling`).
-            chat: the policy's; the agent's template arguments and system text come with it.
-            sampling_params: verl's, where the agent has none.
-            others: the fields of the class.
-        """
+        """Returns the policy as an agent with these settings (`at_grpo.sampling`) samples it; `others` are fields."""
         own = {name: value for name in SAMPLED if (value := getattr(answers, name)) is not None}
         if answers.max_response_length is not None:
             others["max_response_length"] = answers.max_response_length
@@ -86,10 +79,7 @@ class ServedPolicy:
     async def generate(
         self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: ReplyLimits | None = None
     ) -> Generation:
-        """Samples one answer; candidates of a decision go to the same replica and share its prefix cache.
-
-        Raises EpisodeFailed on a time-out or an aborted request, as does the client on an engine error.
-        """
+        """Samples one answer; raises EpisodeFailed on a time-out or an aborted request, and what the client does."""
         self.counts["candidates"] += 1
         within = replace(limits or ReplyLimits(), stop=(*self.stop, *(limits.stop if limits else ())))
         most = min(self.max_response_length, within.max_tokens or self.max_response_length)

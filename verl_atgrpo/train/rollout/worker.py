@@ -31,19 +31,8 @@ from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.job import longest_row
 from verl_atgrpo.train.config.policies import job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings
-from verl_atgrpo.train.rollout.critic_rows import CriticText, critic_rows
-from verl_atgrpo.train.rollout.episode_rows import (
-    OPPONENT,
-    RECORDED,
-    SUBMISSION,
-    WHOLE,
-    Row,
-    episode_fields,
-    failed_validation_row,
-    training_rows,
-    untrained_rows,
-    validation_rows,
-)
+from verl_atgrpo.train.rollout import episode_rows
+from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION, WHOLE, Row
 from verl_atgrpo.train.rollout.policy import ServedPolicy
 from verl_atgrpo.train.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.train.rows import queue
@@ -131,8 +120,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         await queue.set_status(uid, partition, "running")
         # Not `trace`, which is always False in verl's V1 loop. Its older loop limits tasks, with all their episodes.
         traced = None if self._traces is None else self._traces.take(int(prompt["global_steps"]), validate)
-        val_kwargs = self.config.actor_rollout_ref.rollout.val_kwargs
-        episodes = int(val_kwargs.n) if validate else self._settings_of(prompt).training_episodes
+        n = self.config.actor_rollout_ref.rollout.val_kwargs.n
+        episodes = int(n) if validate else self._settings_of(prompt).training_episodes
         results = await asyncio.gather(
             *(self._play(prompt, session, validate, sampling_params, traced) for session in range(episodes)),
             return_exceptions=True,
@@ -196,44 +185,30 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         if other.policy:
             policy_of = {**policy_of, **dict.fromkeys(opponents, other.policy)}
         clients = self._validation_clients if validate else self._training_clients
-        samplers = {
-            agent: ServedPolicy.of(
+
+        def served(agent: str, policy: str) -> ServedPolicy:
+            past = other.slot if agent in opponents else 0
+            adapter = self._settings.past_number(past) if past else self._settings.adapter_number(policy)
+            named = {} if adapter is None else {ADAPTER: adapter}
+            return ServedPolicy.of(
                 self._settings.answers_of(agent, validate),
                 self._chats[policy],
-                sampling_params={
-                    **sampling_params,
-                    **self._engine_params,
-                    **self._adapter_of(policy, other.slot if agent in opponents else 0),
-                },
+                sampling_params={**sampling_params, **self._engine_params, **named},
                 client=clients[policy],
                 max_prompt_length=int(self.config.data.max_prompt_length),
                 max_response_length=int(self.config.data.max_response_length),
                 request_timeout=None,
             )
-            for agent, policy in policy_of.items()
-        }
+
+        samplers = {agent: served(agent, policy) for agent, policy in policy_of.items()}
         # No wrapper without a trace backend.
         make: Callable[..., Team] = Team
         if traced is not None:
-            make = functools.partial(
-                TracedTeam,
-                attributes={
-                    "sample_index": index,
-                    "step": step,
-                    "rollout_n": session,
-                    "validate": validate,
-                    "trace": traced,
-                },
-            )
+            of_trace = {"sample_index": index, "step": step, "rollout_n": session, "validate": validate}
+            make = functools.partial(TracedTeam, attributes={**of_trace, "trace": traced})
         settings, teams, episode = self._settings_of(prompt), [], f"{prompt['uid']}.{session}"
-        seed = episode_seed(
-            settings.seed,
-            split,
-            "val" if validate else step,
-            index,
-            session,
-            earlier=0 if validate else int(prompt[SUBMISSION]),
-        )
+        earlier = 0 if validate else int(prompt[SUBMISSION])
+        seed = episode_seed(settings.seed, split, "val" if validate else step, index, session, earlier)
 
         def make_team(mode: Mode) -> Team:
             team = make(
@@ -273,11 +248,6 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             return self._settings
         return self._settings.of_part(self._environment.part_of(prompt["split"], int(prompt["index"])))
 
-    def _adapter_of(self, policy: str, past: int) -> dict[str, int]:
-        """Returns the sampling parameter that names a policy's adapter, or that of its past self in a slot."""
-        number = self._settings.past_number(past) if past else self._settings.adapter_number(policy)
-        return {} if number is None else {ADAPTER: number}
-
     async def _write(
         self, prompt: dict[str, Any], session: int, result: EpisodeRecord | BaseException, validate: bool
     ) -> None:
@@ -287,17 +257,17 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         info: dict[str, float] = {}
         if not isinstance(result, EpisodeRecord):
             policy, chat = next(iter(self._chats.items()))
-            rows = [failed_validation_row(uid, session, policy, chat.tokenizer.eos_token_id)]
+            rows = [episode_rows.failed_validation_row(uid, session, policy, chat.tokenizer.eos_token_id)]
             info = {"acc": 0.0, "failed": 1.0}
         elif validate:
-            rows = list(validation_rows(uid, session, result))
+            rows = list(episode_rows.validation_rows(uid, session, result))
             info = {"acc": float(result.outcome.success), "failed": 0.0, **result.outcome.metrics}
         else:
-            rows = list(training_rows(uid, session, result, settings.scheme, self._needs, settings.episode_reward))
+            scheme, reward = settings.scheme, settings.episode_reward
+            rows = list(episode_rows.training_rows(uid, session, result, scheme, self._needs, reward))
             if rows and prompt[RECORDED]:
-                rows += untrained_rows(uid, session, result, settings.scheme)
-        whole = validate or bool(prompt[RECORDED]) or all(one.trained for one in played)
-        of_all = {WHOLE: whole}
+                rows += episode_rows.untrained_rows(uid, session, result, scheme)
+        of_all = {WHOLE: validate or bool(prompt[RECORDED]) or all(one.trained for one in played)}
         if OPPONENT in prompt and isinstance(result, EpisodeRecord) and result.opponents:
             of_all[OPPONENT] = prompt[OPPONENT]
         tags = [{**self._tags(row, turns, prompt), **of_all} for row in rows]
@@ -310,15 +280,17 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self, critic: CriticSettings, prompt: dict[str, Any], session: int, record: EpisodeRecord
     ) -> None:
         """Writes the critic's rows by themselves, as they have no log-probs of servers."""
-        environment, (longest, _) = self._environment, longest_row(self.config.data)
+        environment, policies = self._environment, self._settings.policy_settings()
+        longest, _ = longest_row(self.config.data)
         with contained(f"{type(environment).__name__}.hindsight"):
             task = environment.task(prompt["split"], int(prompt["index"]))
             hindsight = environment.hindsight(task) if critic.hindsight else ""
-        text = CriticText.of(self._chats[critic.policy].tokenizer, hindsight)
-        policies = self._settings.policy_settings()
         trained = [agent for agent, policy in self._policy_of.items() if policies[policy].trainable]
         agents = trained if critic.agents is None else critic.agents
-        rows = list(critic_rows(prompt["uid"], session, record, critic.policy, critic.kind, text, agents, longest))
+        tokenizer, of_episode = self._chats[critic.policy].tokenizer, (prompt["uid"], session, record)
+        rows = list(
+            episode_rows.critic_rows(*of_episode, critic.policy, critic.kind, tokenizer, hindsight, agents, longest)
+        )
         if rows:
             fields, tags = self._fields(rows, 0, {}, prompt), [self._tags(row, 0, prompt) for row in rows]
             await queue.write([row.key for row in rows], fields, tags, "train")
@@ -342,7 +314,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
     def _fields(self, rows: Sequence[Row], turns: int, info: dict[str, float], prompt: dict[str, Any]) -> TensorDict:
         # Only processors with `get_rope_index` have positions other than 0, 1, 2, ...
         own = self._own_position_ids if hasattr(self.processor, "get_rope_index") else None
-        return episode_fields(rows, turns, info, prompt["data_source"], own)
+        return episode_rows.episode_fields(rows, turns, info, prompt["data_source"], own)
 
     def _own_position_ids(self, input_ids: Tensor) -> Tensor:
         ids = input_ids[None]

@@ -29,6 +29,22 @@ FIELDS = ("prompts", "responses", "response_mask", "loss_mask", "input_ids", "po
 """What verl's engines read of rows of text from a rollout; `ppo_loss` reads what is written before it (`put`)."""
 
 
+def jagged(values: Tensor, lengths: Tensor) -> Tensor:
+    """Splits values into rows of these lengths, int64 (N,): a jagged tensor (N, T)."""
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    # With bounds, as torch.nested.as_nested_tensor sets them: without, padding would be to the sum of all lengths.
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+    )
+
+
+def slices(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+    """Returns slices of `values`, without a loop over them: starts, lengths (N,) int64 -> (N, T) jagged."""
+    first = lengths.cumsum(0) - lengths
+    places = torch.arange(int(lengths.sum()), device=lengths.device)
+    return jagged(values[places + torch.repeat_interleave(starts - first, lengths)], lengths)
+
+
 def is_padding(tags: Tags) -> bool:
     """Returns whether verl added the row as padding, to make the number of rows divisible."""
     return bool(tags.get("is_padding", False))

@@ -21,10 +21,8 @@ if TYPE_CHECKING:  # its package registers our trainer, which imports this modul
 
 def put_tasks(uids: Sequence[str], tasks: Sequence[Any], global_steps: int) -> None:
     """Writes verl's tags of tasks, and their index, before they are submitted: a restart needs nothing else."""
-    tags = [
-        {"is_prompt": True, "status": "pending", "global_steps": global_steps, "task": int(task)} for task in tasks
-    ]
-    tq.kv_batch_put(keys=list(uids), partition_id=PARTITION, tags=tags)
+    of_all = {"is_prompt": True, "status": "pending", "global_steps": global_steps}
+    tq.kv_batch_put(keys=list(uids), partition_id=PARTITION, tags=[{**of_all, "task": int(task)} for task in tasks])
 
 
 def unfinished_tasks() -> list[int]:
@@ -70,12 +68,7 @@ def pace(buffer: ReplayBuffer, interval: float, check: Callable[[], None]) -> No
     """Sets a replay buffer's polling interval, longer where a poll takes long.
 
     Every poll copies the tags of all rows in the queue through the process that also receives new rows: about 25 us a
-    row.
-
-    Args:
-        buffer: verl's.
-        interval: seconds between two polls.
-        check: is called while the trainer waits, every `CHECK_INTERVAL` seconds.
+    row. `check` is called while the trainer waits, every `CHECK_INTERVAL` seconds.
     """
     poll = buffer._sync_metadata_from_transfer_queue
     checked = time.monotonic()

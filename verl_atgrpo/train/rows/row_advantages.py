@@ -6,29 +6,22 @@ The group filter, the metrics and the update all take advantages from here, so t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from verl_atgrpo.train.estimators.advantages import team_advantages
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
-
-Tags = Mapping[str, Any]
+from verl_atgrpo.train.rows.batch import Tags
 
 
 def policy_advantages(rows: Sequence[Tags], spec: EstimatorSpec) -> Tensor:
     """Returns the advantages of one policy's rows before their weights: (N,) float32, as the workers get them.
 
     Rewards stay float64 until then: in float32 an offset of a million leaves no digits for differences of .01.
-
-    Args:
-        rows: the tags of real rows (see `rollout.episode_rows.training_rows`), groups complete.
-        spec: the estimator.
-
-    Raises:
-        ValueError: an advantage is beyond float32, or an error of `team_advantages`.
+    `rows` are the tags of real rows (see `rollout.episode_rows.training_rows`), groups complete. Raises ValueError for
+    an advantage beyond float32, and as `team_advantages`.
     """
     rewards = torch.tensor([tags["reward"] for tags in rows], dtype=torch.float64)
     exact = team_advantages(rewards, rows, spec)
@@ -47,14 +40,8 @@ def rows_with_signal(
 ) -> list[bool | None]:
     """Returns, for every row, whether its advantage is other than 0; None for rows of policies that are not trained.
 
-    An update compares only rows of its own policy.
-
-    Args:
-        rows: as in `policy_advantages`, of all policies.
-        spec: the estimator.
-        trainable: names of the trained policies; None for all.
-
-    Raises as `policy_advantages`.
+    An update compares only rows of its own policy. `rows` are those of all policies, `trainable` the names of the
+    trained ones, None for all. Raises as `policy_advantages`.
     """
     by_policy: dict[str, list[int]] = defaultdict(list)
     for row, tags in enumerate(rows):

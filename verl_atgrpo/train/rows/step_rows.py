@@ -30,23 +30,12 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
     Computes the advantages as the policy's update does, so a group of equal rewards counts if the estimator does not
     centre. Dropping a group leaves the others' advantages unchanged: `by_task`, the only statistic over several
     groups, leaves out rows without signal.
-
-    Args:
-        rows: the tags of real rows (see `rollout.episode_rows.training_rows`), groups complete.
-        spec: the estimator.
     """
     every = list(rows)
     signal: dict[Group, bool] = {}
     for tags, has in zip(every, rows_with_signal(every, spec), strict=True):
         signal[group_of(tags)] = signal.get(group_of(tags), False) or bool(has)
     return signal
-
-
-def _sort_key(key: str, tags: Tags) -> tuple[Any, ...]:
-    uid, session, _ = key.rsplit("_", 2)
-    # A task may be submitted twice: in two steps, or in one step in which a new epoch begins. The latter are ordered
-    # by uid, which is random.
-    return tags["task"], tags["global_steps"], uid, int(session), tags["agent"], tags["turn"], tags["candidate"]
 
 
 class StepRows(Batch):
@@ -78,9 +67,16 @@ class StepRows(Batch):
         They arrive in the order in which episodes end, and mini-batches follow the order of rows: sorted, equal
         rollouts give equal updates.
         """
+
+        def place(key: str, tags: Tags) -> tuple[Any, ...]:
+            # A task may be submitted twice: in two steps, or in one in which a new epoch begins; then by random uid.
+            uid, session, _ = key.rsplit("_", 2)
+            of_task = tags["task"], tags["global_steps"], uid, int(session)
+            return *of_task, tags["agent"], tags["turn"], tags["candidate"]
+
         for rows in (self, self.of_critic):
-            keys = [_sort_key(key, tags) for key, tags in zip(rows.keys, rows.tags, strict=True)]
-            rows.reorder(sorted(range(len(rows)), key=keys.__getitem__))
+            places = list(map(place, rows.keys, rows.tags))
+            rows.reorder(sorted(range(len(rows)), key=places.__getitem__))
 
     def kept(self) -> list[bool]:
         """Returns, for every row, whether the filter keeps it."""
@@ -110,9 +106,7 @@ class StepRows(Batch):
         """Removes from the queue the rows that no policy was trained on; returns the others.
 
         verl removes what is returned, and stops at a step without rows: if no policy was trained, it gets all of them.
-
-        Args:
-            trained: policy -> the rows of its update, with padding.
+        `trained` is policy -> the rows of its update, with padding.
         """
         unused = self.rows_for(trained, others=True)
         if not trained:
@@ -130,16 +124,11 @@ def sample_rows(
     trainable: Collection[str],
     spec: EstimatorSpec,
 ) -> StepRows:
-    """Returns the rows of a step.
+    """Returns the rows of a step: of `tasks` tasks, and of those that a filter of groups without signal adds.
 
-    Args:
-        sample: waits for a number of tasks, and returns their rows and verl's metrics of the wait.
-        add_tasks: submits a number of further tasks. As many are sampled in addition, so the next step has as many
-            tasks in flight as without a filter; in an asynchronous mode they may be others.
-        tasks: how many of the submitted tasks to sample at first.
-        group_filter: None keeps every row.
-        trainable: names of the trained policies; rows of others are never dropped.
-        spec: the estimator.
+    `sample` waits for a number of tasks, and returns their rows and verl's metrics of the wait. `add_tasks` submits a
+    number of further ones; as many are sampled in addition, so the next step has as many in flight as without a
+    filter (in an asynchronous mode they may be others). Rows of policies that are not `trainable` are never dropped.
     """
     rows = StepRows()
     counts: Counter[str] = Counter()
@@ -182,18 +171,14 @@ def _filter_metrics(
         "team/tasks": float(played),
         "team/groups_kept": float(kept),
         "team/groups_dropped": float(groups - kept),
-        "team/groups_dropped_share": (groups - kept) / groups if groups else 0.0,
+        "team/groups_dropped_share": (groups - kept) / max(1, groups),
         "team/rows_dropped": float(dropped),
-        "team/rows_dropped_share": dropped / may_be_dropped if may_be_dropped else 0.0,
+        "team/rows_dropped_share": dropped / max(1, may_be_dropped),
     }
     if group_filter.min_groups is not None:
         missing = max(0, group_filter.min_groups - kept)
         metrics["team/groups_missing"] = float(missing)
         if missing:
-            logger.warning(
-                "%d groups have a signal after %d tasks, fewer than at_grpo.group_filter.min_groups=%d",
-                kept,
-                played,
-                group_filter.min_groups,
-            )
+            fewer = f"fewer than at_grpo.group_filter.min_groups={group_filter.min_groups}"
+            logger.warning("%d groups have a signal after %d tasks, %s", kept, played, fewer)
     return metrics

@@ -52,12 +52,10 @@ class GroupCalls:
     async def send(
         self, server: ray.actor.ActorHandle, decision: str, prompt_ids: list[int], request: Request, timeout: float
     ) -> TokenOutput:
-        """Returns the response to a request.
+        """Returns the response; raises TooLate after `timeout` seconds without one, and Ray's error of the server.
 
         Cancelling one caller does not cancel its siblings' call: its request ends in the server together with theirs,
         or immediately if no caller is left.
-
-        Raises TooLate after `timeout` seconds without a response, and Ray's error if the server fails.
         """
         key = server, decision, tuple(prompt_ids), timeout
         call = self.collecting.get(key)
@@ -137,15 +135,10 @@ class AvoidingBalancer(GlobalRequestLoadBalancer):  # type: ignore[misc]
     def acquire_server(
         self, request_id: str, avoid: Sequence[str] = (), known: Collection[str] = ()
     ) -> tuple[str, Any]:
-        """Returns id and handle of a server that is not in `avoid`.
+        """Returns id and handle of a server that is not one of the ids to `avoid`; raises RuntimeError without one.
 
-        Args:
-            request_id: the decision's id.
-            avoid: server ids.
-            known: ids of actors whose handles the client has. For them the handle is None: unpickling another one
-                would create hundreds of objects.
-
-        Raises RuntimeError if there is no such server.
+        For the `known` ids of actors, whose handles the client has, the handle is None: unpickling another one would
+        create hundreds of objects.
         """
         hidden = {server: self._inflight_requests.pop(server) for server in avoid if server in self._inflight_requests}
         try:
@@ -162,11 +155,9 @@ def actor_id(server: Any) -> str:
 
 
 def balancer_class(rollout: Any) -> type[AvoidingBalancer] | None:
-    """Returns the balancer class for a policy's servers, or None for verl's own.
+    """Returns the balancer class for the servers of a section `actor_rollout_ref.rollout`, or None for verl's own.
 
-    Args:
-        rollout: `actor_rollout_ref.rollout`. A user's router is not replaced, nor is routing by request id
-            (`full_determinism`), which only verl's own class supports.
+    A user's router is not replaced, nor is routing by request id (`full_determinism`), which only verl's own supports.
     """
     return None if rollout.get("router_config_path") or rollout.get("full_determinism") else AvoidingBalancer
 
@@ -201,11 +192,8 @@ def slots_per_server(max_num_seqs: int, workers: int) -> int:
 
     A server's actor runs `max(1000, max_num_seqs + 16)` calls at a time (verl's `RolloutReplica.max_concurrency`). If
     requests took all of them, the call that aborts them for a weight sync would wait for one to finish. Requests that
-    wait here are outside their timeout, and are not sent while requests are paused.
-
-    Args:
-        max_num_seqs: how many requests the engine decodes at a time; the bound is at least that.
-        workers: number of rollout workers, which share the server's calls equally.
+    wait here are outside their timeout, and are not sent while requests are paused. The rollout workers share the
+    server's calls equally.
     """
     return max(1, max(900, max_num_seqs) // workers)
 
@@ -228,13 +216,9 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
 
     @asynccontextmanager
     async def serving(self, request_id: str, avoid: frozenset[str] = frozenset()) -> AsyncIterator[Server]:
-        """Acquires a server, and a slot on it, for a request; requests with equal id and `avoid` share the server.
+        """Acquires a server, and a slot on it, for a request; raises NoServer if the balancer has none left.
 
-        Args:
-            request_id: the decision's id.
-            avoid: servers on which a request with this id has failed.
-
-        Raises NoServer if the balancer has none left.
+        Requests of a decision, which is their id, that have failed on the same servers (`avoid`) share the server.
         """
         key = request_id, avoid
         lease = self.leases.get(key)
@@ -281,17 +265,8 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
     ) -> TokenOutput:
         """Sends one request, in one call with its concurrent siblings, and returns its response.
 
-        A request that times out or whose caller is cancelled is aborted in the server, too.
-
-        Args:
-            server: the server's actor.
-            request_id: the decision's id.
-            prompt_ids: the decision's prompt.
-            token_ids: the candidate's response so far.
-            sampling_params: verl's.
-            timeout: seconds.
-
-        Raises TooLate after `timeout` seconds, and Ray's error if the server fails.
+        `token_ids` are the response so far. A request that times out or whose caller is cancelled is aborted in the
+        server, too. Raises TooLate after `timeout` seconds, and Ray's error if the server fails.
         """
         request = Request(self._vllm_request_id(request_id), token_ids, sampling_params)
         return await self.calls.send(server, request_id, prompt_ids, request, timeout)

@@ -11,9 +11,20 @@ from typing import Any, TypeVar
 
 import ray
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PING_TIMEOUT = 30.0
+"""Seconds; a server that takes longer is busy, not dead."""
+
 
 class RolloutFailed(RuntimeError):
     """A rollout worker died or raised."""
+
+
+class PolicyFailed(RuntimeError):
+    """A policy's worker or server died or raised; the message names the policy and what it was doing."""
 
 
 def in_a_line(error: BaseException) -> str:
@@ -24,18 +35,6 @@ def in_a_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     killed = [line for line in lines if "low on memory" in line]
     return f"{type(error).__name__}: {(killed or lines or [''])[-1]}"
-
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-PING_TIMEOUT = 30.0
-"""Seconds; a server that takes longer is busy, not dead."""
-
-
-class PolicyFailed(RuntimeError):
-    """A policy's worker or server died or raised; the message names the policy and what it was doing."""
 
 
 def is_dead(error: ray.exceptions.RayError) -> bool:
@@ -51,10 +50,7 @@ def is_dead(error: ray.exceptions.RayError) -> bool:
 
 @contextmanager
 def naming(policy: str, doing: str) -> Iterator[None]:
-    """Adds the policy's name to errors of remote processes.
-
-    Raises PolicyFailed for any error of Ray's.
-    """
+    """Raises PolicyFailed, with the policy's name and what it was doing, for any error of Ray's."""
     try:
         yield
     except ray.exceptions.RayError as error:
@@ -64,19 +60,13 @@ def naming(policy: str, doing: str) -> Iterator[None]:
 def dead_replicas(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[int, str]:
     """Checks the health of every replica; returns the number of every dead one with the reason.
 
-    A replica that does not answer in time is busy: it is logged, and not dead.
-
-    Args:
-        policy: the policy's name.
-        replicas: replica number -> actor handles of verl's vLLM servers, one per node. The first one forwards calls to
-            the engine, a separate process that may die alone. The others have no engine to check.
+    A replica that does not answer in time is busy: it is logged, and not dead. `replicas` is number -> actor handles
+    of verl's vLLM servers, one per node: the first one forwards calls to the engine, a separate process that may die
+    alone; the others have no engine to check.
     """
     checks = {
-        replica: [
-            servers[0].collective_rpc.remote("check_health"),
-            *(each.__ray_ready__.remote() for each in servers[1:]),
-        ]
-        for replica, servers in replicas.items()
+        replica: [first.collective_rpc.remote("check_health"), *(each.__ray_ready__.remote() for each in others)]
+        for replica, (first, *others) in replicas.items()
     }
     deadline = time.monotonic() + PING_TIMEOUT
     dead: dict[int, str] = {}
@@ -85,12 +75,8 @@ def dead_replicas(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[in
             for check in pending:
                 ray.get(check, timeout=max(0.0, deadline - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
-            logger.warning(
-                "policy %r: server %d has not answered its health check for %s s; it is loading weights, or hangs",
-                policy,
-                replica,
-                PING_TIMEOUT,
-            )
+            silent = f"policy {policy!r}: server {replica} has not answered its health check for {PING_TIMEOUT} s"
+            logger.warning("%s; it is loading weights, or hangs", silent)
         except ray.exceptions.RayError as error:
             dead[replica] = in_a_line(error)
     return dead
@@ -103,10 +89,8 @@ def watched(action: Callable[[], T], check: Callable[[], None], every: float) ->
     running: the error ends the run, and the process with it.
     """
     executor = ThreadPoolExecutor(max_workers=1)
-    try:
-        doing = executor.submit(action)
-        while wait([doing], timeout=every).not_done:
-            check()
-        return doing.result()
-    finally:
-        executor.shutdown(wait=False)
+    doing = executor.submit(action)
+    executor.shutdown(wait=False)
+    while wait([doing], timeout=every).not_done:
+        check()
+    return doing.result()

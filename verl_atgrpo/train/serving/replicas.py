@@ -45,14 +45,8 @@ class Replicas:
         sync: CheckpointEngineManager,
         restarts: int,
     ) -> None:
-        """Manages `servers`, which have just been started and may be restarted `restarts` times in total.
-
-        Raises RuntimeError if `workers` would send their weights to other servers.
-        """
-        self._policy = policy
-        self._workers = workers
-        self._servers = servers
-        self._sync = sync
+        """Manages servers that have just started; raises RuntimeError if `workers` would send weights to others."""
+        self._policy, self._workers, self._servers, self._sync = policy, workers, servers, sync
         self._allowed = self._restarts_left = restarts
         self._restarted = 0
         self._dead: dict[int, str] = {}
@@ -69,18 +63,15 @@ class Replicas:
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers of serving replicas and of restarts so far."""
-        return {
-            "team/replicas_alive": float(len(self.serving)),
-            "team/replicas_restarted": float(self._restarted),
-        }
+        alive, restarted = float(len(self.serving)), float(self._restarted)
+        return {"team/replicas_alive": alive, "team/replicas_restarted": restarted}
 
     def poll(self) -> None:
         """Removes dead replicas; raises PolicyFailed if none is left and no restart is allowed."""
         reasons = dead_replicas(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
         for replica in self.serving:
-            reason = reasons.get(replica.replica_rank)
-            if reason is not None:
-                self._remove(replica, reason)
+            if replica.replica_rank in reasons:
+                self._remove(replica, reasons[replica.replica_rank])
         if not self.serving and not self._restarts_left:
             raise PolicyFailed(
                 f"{self._none_left()}, and {SECTION}.restart_servers={self._allowed} allows no further restart"
@@ -101,14 +92,8 @@ class Replicas:
         self._sync.remove_replicas([replica])
         # A client may have removed it already.
         self._servers.global_load_balancer.remove_servers.remote([replica.server_address])
-        logger.warning(
-            "policy %r: server %d is dead (%s); %d of %d are left",
-            self._policy,
-            replica.replica_rank,
-            reason,
-            len(self.serving),
-            len(self._servers.get_replicas()),
-        )
+        dead = f"policy {self._policy!r}: server {replica.replica_rank} is dead ({reason})"
+        logger.warning("%s; %d of %d are left", dead, len(self.serving), len(self._servers.get_replicas()))
 
     # ------------------------------------------------------------ weights
 
@@ -166,7 +151,9 @@ class Replicas:
         # policies, and no training worker allocates memory until the servers sleep again.
         self._workers.empty_cache()
         errors = asyncio.run(_restart_all(trying, self._processes))
-        back = [replica for replica, error in zip(trying, errors, strict=True) if self._record_restart(replica, error)]
+        for replica, error in zip(trying, errors, strict=True):
+            self._record_restart(replica.replica_rank, error)
+        back = [replica for replica in trying if replica.replica_rank not in self._dead]
         if back:
             self._workers.forget_servers([replica.replica_rank for replica in back])
             self._check_wiring()
@@ -174,43 +161,54 @@ class Replicas:
             self._sync.add_replicas(back)
         self.poll()
 
-    def _record_restart(self, replica: RolloutReplica, error: BaseException | None) -> bool:
-        """Records the result of a restart; returns whether it succeeded."""
+    def _record_restart(self, rank: int, error: BaseException | None) -> None:
         left = f"{SECTION}.restart_servers={self._allowed} allows {self._restarts_left} more"
-        rank = replica.replica_rank
         if error is None:
             del self._dead[rank]
             self._restarted += 1
             logger.warning("policy %r: server %d is started again; %s", self._policy, rank, left)
-        elif isinstance(error, ray.exceptions.RayError | asyncio.TimeoutError):
-            reason = (
-                in_a_line(error) if isinstance(error, ray.exceptions.RayError) else f"not up after {_START_TIMEOUT} s"
-            )
-            self._dead[rank] = f"its restart failed: {reason}"
-            logger.warning("policy %r: server %d does not come up again: %s; %s", self._policy, rank, reason, left)
-        else:
+            return
+        if not isinstance(error, ray.exceptions.RayError | asyncio.TimeoutError):
             raise error
-        return error is None
+        reason = in_a_line(error) if isinstance(error, ray.exceptions.RayError) else f"not up after {_START_TIMEOUT} s"
+        self._dead[rank] = f"its restart failed: {reason}"
+        logger.warning("policy %r: server %d does not come up again: %s; %s", self._policy, rank, reason, left)
 
     def _check_wiring(self) -> None:
         """Checks that the workers send weights to this policy's servers."""
         targets = [target for target in self._targets() if target.replica not in self._dead]
-        check_wiring(
-            self._policy,
-            targets,
-            {replica.replica_rank: [actor_id(server) for server in replica.servers] for replica in self.serving},
-        )
+        servers = {replica.replica_rank: list(map(actor_id, replica.servers)) for replica in self.serving}
+        check_wiring(self._policy, targets, servers)
 
     def _targets(self) -> list[WeightTarget]:
-        targets: list[WeightTarget] = self._workers.weight_target()
-        return targets
+        return self._workers.weight_target()  # type: ignore[no-any-return]
 
     def _remember(self, replicas: list[RolloutReplica]) -> None:
         """Records the engines' processes: those of a killed server stay alive and keep the device's memory."""
         for replica in replicas:
-            self._processes[replica.replica_rank] = ray.get(
-                [server.__ray_call__.remote(_children) for server in replica.servers]
+            asked = [server.__ray_call__.remote(_children) for server in replica.servers]
+            self._processes[replica.replica_rank] = ray.get(asked)
+
+
+class StandaloneReplicas(Replicas):
+    """Replicas on devices of their own, whose weight sync needs all of them: a dead one ends the run."""
+
+    def poll(self) -> None:
+        """Raises PolicyFailed if one of them is dead."""
+        dead = dead_replicas(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
+        for replica, reason in dead.items():
+            raise PolicyFailed(
+                f"policy {self._policy!r}: server {replica} is dead ({reason}), and servers on devices of their own "
+                "are not started again"
             )
+
+    def _send(self, global_steps: int) -> dict[int, str]:
+        self._sync.update_weights(global_steps)
+        return {}
+
+    def _targets(self) -> list[WeightTarget]:
+        workers = [worker for replica in self.serving for worker in replica.workers]
+        return ray.get([worker.weight_target.remote() for worker in workers])  # type: ignore[no-any-return]
 
 
 async def _restart_all(

@@ -20,32 +20,21 @@ from verl_atgrpo.train.serving.health import in_a_line, is_dead
 logger = logging.getLogger(__name__)
 
 
-class Gate:
-    """Pauses requests during a weight sync."""
+class Gate(asyncio.Event):
+    """Is set but while requests are paused for a weight sync."""
 
     def __init__(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
+        super().__init__()
         self.pauses = 0
         """Number of pauses: a request during which it increases was interrupted."""
-
-    @property
-    def paused(self) -> bool:
-        """Whether requests are paused."""
-        return not self._open.is_set()
+        self.set()
 
     def pause(self) -> None:
         """Pauses requests; has no effect if they are paused already."""
-        self.pauses += not self.paused
-        self._open.clear()
+        self.pauses += self.is_set()
+        self.clear()
 
-    def resume(self) -> None:
-        """Resumes requests."""
-        self._open.set()
-
-    async def wait(self) -> None:
-        """Returns when requests are not paused."""
-        await self._open.wait()
+    resume = asyncio.Event.set
 
 
 @dataclass
@@ -136,7 +125,7 @@ class PatientClient:
             await self.gate.wait()
             try:
                 async with self.client.serving(request_id, avoid) as (server_id, server):
-                    if self.gate.paused:  # while this request waited for its slot
+                    if not self.gate.is_set():  # paused while this request waited for its slot
                         continue
                     if retried < len(avoid):
                         retried = len(avoid)

@@ -17,18 +17,13 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils.tensordict_utils import get_non_tensor_data
 
-from verl_atgrpo.train.rows.jagged import slices
+from verl_atgrpo.train.rows.batch import slices
 
 Select = Callable[[TensorDict | None, Sequence[int] | Tensor], TensorDict | None]
 
 
 def replace(tensordict_utils: ModuleType, losses: ModuleType) -> None:
-    """Replaces both in this process.
-
-    Args:
-        tensordict_utils: verl's module with the first.
-        losses: verl's module that uses the second.
-    """
+    """Replaces both in this process, in verl's module with the first and in that which uses the second."""
     for module, name, replaced in (
         (tensordict_utils, "index_select_tensor_dict", selecting),
         (losses, "no_padding_2_padding", padding_responses),
@@ -51,7 +46,10 @@ def selecting(original: Select) -> Select:
         selected = original(batch.exclude(*texts), chosen)
         assert selected is not None
         for key in texts:
-            selected[key] = rows_of(batch[key], chosen)
+            field: Any = batch[key]
+            offsets = field.offsets()
+            rows = chosen.to(offsets.device)
+            selected[key] = slices(field.values(), offsets[rows], offsets[rows + 1] - offsets[rows])
         return selected
 
     return select
@@ -61,19 +59,15 @@ def _is_text(field: Any) -> bool:
     return isinstance(field, Tensor) and field.is_nested and field.dim() == 2 and field.layout == torch.jagged
 
 
-def rows_of(field: Any, chosen: Tensor) -> Tensor:
-    """Returns the rows of a field with these numbers: (N, T) jagged, (n,) int64 -> (n, T) jagged."""
-    offsets = field.offsets()
-    chosen = chosen.to(offsets.device)
-    starts = offsets[chosen]
-    return slices(field.values(), starts, offsets[chosen + 1] - starts)
-
-
 Pad = Callable[[Tensor, TensorDict], Tensor]
 
 
 def padding_responses(original: Pad) -> Pad:
-    """Returns verl's function `original`, but for batches with jagged texts."""
+    """Returns verl's function `original`, but for batches with jagged texts: (T, ...) -> (N, R, ...), padded with 0.
+
+    It takes the responses' part of what the model computes of whole rows, where a token's is at the place of the token
+    before it.
+    """
 
     def pad(tensor: Tensor, data: TensorDict) -> Tensor:
         if not (_is_text(data["prompts"]) and _is_text(data["responses"])):
@@ -81,27 +75,11 @@ def padding_responses(original: Pad) -> Pad:
         values: Tensor = tensor.values() if tensor.is_nested else tensor
         prompts, lengths = (data[name].offsets().diff() for name in ("prompts", "responses"))
         longest = get_non_tensor_data(data=data, key="max_response_len", default=-1)
-        return padded_responses(values, prompts, lengths, int(lengths.max()) if longest < 0 else longest)
+        column = torch.arange(int(lengths.max()) if longest < 0 else longest, device=values.device)
+        first = (prompts + lengths).cumsum(0) - lengths - 1
+        places = (first[:, None] + column).clamp(max=len(values) - 1)
+        inside = (column < lengths[:, None]).view(*places.shape, *[1] * (values.dim() - 1))
+        found = values.index_select(0, places.flatten()).view(*places.shape, *values.shape[1:])
+        return found.where(inside, torch.zeros((), dtype=values.dtype, device=values.device))
 
     return pad
-
-
-def padded_responses(values: Tensor, prompts: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """Returns the responses' part of what the model computes of whole rows, padded with 0.
-
-    verl keeps a token's at the place of the token before it.
-
-    Args:
-        values: of all rows, one after the other: (T, ...).
-        prompts: lengths of the prompts, above 0: (N,) int64.
-        lengths: lengths of the responses: (N,) int64.
-        longest: R, at least the longest response.
-
-    Shapes: -> (N, R, ...).
-    """
-    column = torch.arange(longest, device=values.device)
-    first = (prompts + lengths).cumsum(0) - lengths - 1
-    places = (first[:, None] + column).clamp(max=len(values) - 1)
-    inside = (column < lengths[:, None]).view(*places.shape, *[1] * (values.dim() - 1))
-    found = values.index_select(0, places.flatten()).view(*places.shape, *values.shape[1:])
-    return found.where(inside, torch.zeros((), dtype=values.dtype, device=values.device))

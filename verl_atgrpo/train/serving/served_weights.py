@@ -30,11 +30,7 @@ def dtype_name(given: object) -> str:
 
 
 def computing_dtype(policy: DictConfig) -> str:
-    """Returns the coarser one of the dtypes in which actor and servers compute, as `float32`.
-
-    Args:
-        policy: verl's section `actor_rollout_ref`, of one policy.
-    """
+    """Returns the coarser one of the dtypes in which actor and servers of a policy compute, as `float32`."""
     precision = OmegaConf.select(policy, "actor.fsdp_config.mixed_precision.param_dtype")
     found = [dtype_name(precision or "bf16"), dtype_name(policy.rollout.dtype)]
     return max(found, key=lambda name: _COARSEST.index(name) if name in _COARSEST else len(_COARSEST))
@@ -57,11 +53,8 @@ class ServedWeights:
     def look(self, difference: float, step: int) -> None:
         """Logs a warning for a difference above the bound, again only after one below it.
 
-        Args:
-            difference: the step's `training/rollout_probs_diff_max`, over rows sampled with the last weights.
-            step: the step.
-
-        Raises ServedWeightsError in float32 for a difference above ENDS.
+        `difference` is the step's `training/rollout_probs_diff_max`, over rows sampled with the last weights. Raises
+        ServedWeightsError in float32 for one above ENDS.
         """
         if self._first is None:
             self._first = difference

@@ -45,25 +45,18 @@ class GroupResponses:
         sampling_params: Sequence[dict[str, Any]],
         timeout: float,
     ) -> AsyncIterator[list[tuple[int, Result]]]:
-        """Runs requests concurrently; yields finished ones, with their indices, until all are.
+        """Runs requests with the same prompt concurrently; yields finished ones, with their indices, until all are.
 
-        A request that fails or times out does not affect the others. Requests are aborted after the timeout, or when
-        the call is cancelled.
-
-        Args:
-            prompt_ids: the prompt of all requests.
-            request_ids: one id per request.
-            token_ids: for each request, the tokens of its response from before it was interrupted.
-            sampling_params: one per request.
-            timeout: seconds, for every request.
+        `token_ids` are, for each request, the tokens of its response from before it was interrupted. A request that
+        fails or times out (seconds) does not affect the others. Requests are aborted after the timeout, or when the
+        call is cancelled.
         """
+        requests = zip(request_ids, token_ids, sampling_params, strict=True)
         numbers = {
             asyncio.ensure_future(
                 self.generate(prompt_ids=prompt_ids + tokens, sampling_params=params, request_id=request_id)
             ): number
-            for number, (request_id, tokens, params) in enumerate(
-                zip(request_ids, token_ids, sampling_params, strict=True)
-            )
+            for number, (request_id, tokens, params) in enumerate(requests)
         }
         loop = asyncio.get_running_loop()
         deadline, waiting = loop.time() + timeout, set(numbers)
@@ -116,10 +109,7 @@ def name_receiver() -> None:
 
 
 def name_sender(adapter: Any) -> None:
-    """Names the weight socket of verl's rollout adapter after this job.
-
-    Raises RuntimeError if verl's name does not have the expected form.
-    """
+    """Names the weight socket of verl's rollout adapter after this job; raises RuntimeError if verl's form changed."""
     job_id = ray.get_runtime_context().get_job_id()
     renamed = adapter.zmq_handle.replace(f"-{job_id}-replica-", f"-{job_name()}-replica-")
     if renamed == adapter.zmq_handle:

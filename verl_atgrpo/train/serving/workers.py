@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -30,7 +29,6 @@ from verl_atgrpo.train.engine.loss_scale import repeat_overflows
 from verl_atgrpo.train.engine.prefix_tree.engine import VENDOR
 from verl_atgrpo.train.serving import arrival, row_loops
 from verl_atgrpo.train.serving.client import actor_id
-from verl_atgrpo.train.serving.dither import dither
 from verl_atgrpo.train.serving.health import in_a_line
 from verl_atgrpo.train.serving.server import ADAPTER, name_sender
 
@@ -39,10 +37,7 @@ Lora = tuple[dict[str, Any], Iterator[tuple[str, torch.Tensor]]]
 
 
 class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
-    """A training worker of one policy.
-
-    Its process group has a port that rank 0 has bound, instead of one that another process may take.
-    """
+    """A training worker of one policy, whose process group has a port that rank 0 has bound."""
 
     def __init__(self, *args: Any, prefix_tree: bool = True, dither: int | None = None, **kwargs: Any) -> None:
         """Takes verl's arguments, whether to use prefix trees, and the seed of dithered weights; None for none."""
@@ -75,7 +70,7 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
             # Ranks with the same shard, of which fsdp_size has several, draw the same.
             shard = engine.device_mesh.get_local_rank(engine.device_mesh.ndim - 1)
             weights = arrival.trained_weights(engine.optimizer)
-            dither(weights, arrival.served_dtype(self.config.rollout), self._dither + (shard << 32))
+            arrival.dither(weights, arrival.served_dtype(self.config.rollout), self._dither + (shard << 32))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
     def update_actor(self, data: TensorDict) -> TensorDict | None:
@@ -94,34 +89,9 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         return arrival.sample(arrival.trained_weights(self.actor.engine.optimizer))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def use_adapter(self, name: str) -> None:
-        """Computes log-probs and updates with a policy's adapter from now on."""
-        self.actor.engine.use(name)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def save_adapter(self, name: str, folder: str) -> None:
-        """Writes a policy's adapter and the state of its optimizer to a folder."""
-        self.actor.engine.save_adapter(name, Path(folder))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def load_adapter(self, name: str, folder: str) -> None:
-        """Loads what `save_adapter` has written."""
-        self.actor.engine.load_adapter(name, Path(folder))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def freeze_self(self, name: str, slot: int) -> None:
-        """Keeps a policy's adapter as it is as its past self in a slot, from 1, in place of the one there."""
-        self.actor.engine.past.freeze(name, slot)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def save_past(self, folder: str) -> None:
-        """Writes all past selves to a folder."""
-        self.actor.engine.past.save(Path(folder))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def load_past(self, name: str, folder: str) -> None:
-        """Loads the past selves of a policy that `save_past` has written."""
-        self.actor.engine.past.load(name, Path(folder))
+    def with_adapter(self, what: str, *given: Any) -> None:
+        """Calls a method of the engine with adapters (`engine.adapters.AdapterEngine`), such as `use` with a name."""
+        getattr(self.actor.engine, what)(*given)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def tree_refusal(self) -> str | None:
@@ -132,10 +102,7 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)  # type: ignore[untyped-decorator]
     def reserve_port(self) -> int:
-        """Opens the process group's store on a free port, in the process of rank 0; returns the port.
-
-        Both stores are `multi_tenant`, so torch uses the one that this process has open on `MASTER_PORT`.
-        """
+        """Opens the store of the process group in rank 0's process, which torch then uses; returns its free port."""
         self._store = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         return int(self._store.port)
 
@@ -167,8 +134,7 @@ def set_socket_timeouts() -> None:
         zmq.Context.instance().setsockopt(option, int(BUCKET_TIMEOUT * 1000))
 
 
-def timeout_message(replica: int) -> str:
-    """Returns the error message for a replica that did not load the weights in time."""
+def _too_late(replica: int) -> str:
     return f"replica {replica} did not take the weights within {BUCKET_TIMEOUT} s; its log says why"
 
 
@@ -180,12 +146,9 @@ class ServerLink:
     """
 
     def __init__(self, adapter: Any, serves: bool, loras: Callable[[], Iterator[Lora]] | None = None) -> None:
-        """Sends weights to the server of `adapter`, or discards them if that does not serve.
+        """Sends weights to the server of verl's rollout adapter, or discards them if that does not live.
 
-        Args:
-            adapter: verl's rollout adapter.
-            serves: whether the server lives.
-            loras: makes all adapters of a shared base, which are sent where verl sends its only one.
+        `loras` makes all adapters of a shared base, which are sent where verl sends its only one.
         """
         self._adapter = adapter
         self._open = serves
@@ -237,7 +200,7 @@ class ServerLink:
             await call
         except zmq.Again:
             self._open = False
-            self.failure = timeout_message(replica)
+            self.failure = _too_late(replica)
         except ray.exceptions.RayError as error:
             self._open = False
             self.failure = f"replica {replica} did not take the weights: {in_a_line(error)}"
@@ -270,10 +233,9 @@ class PolicyWorker(TrainerWorker):
     async def update_weights(
         self, global_steps: int | None = None, mode: str = "auto", dead: Sequence[int] = ()
     ) -> dict[int, str]:
-        """Sends the weights to this worker's replica, unless that is one of the `dead` ones.
+        """Sends the weights to this worker's replica, unless that is one of the `dead` ones; gathers them in any case.
 
-        Returns replica number -> error if the replica did not load them; this worker has gathered all weights in any
-        case.
+        Returns replica number -> error if the replica did not load them.
         """
         set_socket_timeouts()
         adapter = self.rollout
@@ -302,7 +264,7 @@ class PolicyWorker(TrainerWorker):
             if not settings["trainable"]:
                 weights = ((key, torch.zeros_like(tensor)) for key, tensor in weights)
             yield {**engine.adapter_config(source), ADAPTER: number}, weights
-        for slot, (name, kept) in sorted(engine.past.selves.items()):
+        for slot, (name, kept) in sorted(engine.past.items()):
             moved = ((key, tensor.to(get_device_name())) for key, tensor in kept.items())
             yield {**engine.adapter_config(name), ADAPTER: len(adapters) + slot}, moved
 
@@ -344,13 +306,7 @@ class WeightTarget:
 
 
 def check_wiring(policy: str, targets: Sequence[WeightTarget], servers: Mapping[int, Sequence[str]]) -> None:
-    """Raises RuntimeError unless workers send weights to their own policy's servers, and to all of them.
-
-    Args:
-        policy: the policy's name.
-        targets: the targets of its workers.
-        servers: replica number -> actor ids of its servers.
-    """
+    """Raises RuntimeError unless a policy's workers send to its servers (number -> actor ids), and to all of them."""
     for target in targets:
         own = servers.get(target.replica)
         if own is None:
@@ -365,8 +321,7 @@ def check_wiring(policy: str, targets: Sequence[WeightTarget], servers: Mapping[
                 f"policy {policy!r}: replica {target.replica} is served by {sorted(own)}, but a worker would push "
                 f"its weights to {target.server}, another policy's or another job's server"
             )
-    unreached = sorted(set(servers) - {target.replica for target in targets})
-    if unreached:
+    if unreached := sorted(set(servers) - {target.replica for target in targets}):
         raise RuntimeError(f"policy {policy!r}: no worker pushes weights to replicas {unreached}")
 
 
@@ -384,7 +339,7 @@ class ServerWorker(CheckpointEngineWorker):  # type: ignore[misc]
         try:
             await super().update_weights(global_steps=global_steps)
         except zmq.Again as error:
-            raise TimeoutError(timeout_message(self.server_adapter.replica_rank)) from error
+            raise TimeoutError(_too_late(self.server_adapter.replica_rank)) from error
 
     def weight_target(self) -> WeightTarget:
         """Returns where this worker sends the weights; call it after the servers have started."""

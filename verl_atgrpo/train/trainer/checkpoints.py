@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from verl_atgrpo.files import write_text
 from verl_atgrpo.train.config.policies import POLICIES_FILE
 from verl_atgrpo.train.serving.health import in_a_line
 
@@ -44,19 +45,10 @@ def save(
     unfinished: Sequence[int] = (),
     states: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Saves every trainable policy and the order of tasks, then marks the step complete, then removes old steps.
+    """Saves every trainable policy and the trainer's state, then marks the step complete, then removes old steps.
 
-    Returns the step's folder.
-
-    Args:
-        trainer: verl's `trainer` section.
-        units: the policies.
-        global_steps: the step just done.
-        tasks: the state of the training data loader.
-        unfinished: tasks that were submitted and not trained on.
-        states: further state of the trainer, by name.
-
-    Raises SaveFailed.
+    The state is that of the training data loader, the tasks that were submitted and not trained on, and what else the
+    trainer has, by name. Returns the step's folder; raises SaveFailed.
     """
     root = Path(trainer.default_local_dir)
     folder = root / f"{_STEP}{global_steps}"
@@ -70,10 +62,7 @@ def save(
         torch.save(dict(states or {}), folder / _STATES)
         (folder / _UNFINISHED).write_text(json.dumps({"tasks": list(unfinished)}))
         (folder / POLICIES_FILE).write_text(json.dumps(_trainable(units)))
-        tracker = Path(get_checkpoint_tracker_filename(str(root)))
-        written = tracker.with_suffix(".new")
-        written.write_text(str(global_steps))
-        written.replace(tracker)
+        write_text(Path(get_checkpoint_tracker_filename(str(root))), str(global_steps))
     except (OSError, RuntimeError) as error:  # torch and Ray have errors of their own for a full disk
         free = shutil.disk_usage(next(part for part in (root, *root.absolute().parents) if part.is_dir())).free
         raise SaveFailed(
@@ -114,20 +103,13 @@ class Resumed(NamedTuple):
 
 
 def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
-    """Loads the checkpoint selected by `trainer.resume_mode` into the policies.
-
-    Raises:
-        ValueError: the checkpoint is not a team's, or its trainable policies are not this job's.
-    """
+    """Loads the checkpoint of `trainer.resume_mode`; raises ValueError if it has not this job's trained policies."""
     if trainer.resume_mode == "disable":
         return Resumed()
-    if trainer.resume_mode == "resume_path":
-        found = os.path.abspath(trainer.resume_from_path)
-    else:
-        found = last_complete(trainer)
-    if found is None:
+    named = trainer.resume_mode == "resume_path"
+    folder = Path(os.path.abspath(trainer.resume_from_path)) if named else last_complete(trainer)
+    if folder is None:
         return Resumed()
-    folder = Path(found)
     if not (folder / POLICIES_FILE).is_file():
         raise ValueError(
             f"{folder} has no {POLICIES_FILE}: it is no complete checkpoint of a team; name another with "
@@ -159,9 +141,7 @@ def last_complete(trainer: DictConfig) -> Path | None:
 def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:
     """Returns the end of a failed run's error message: where the next run can resume.
 
-    Args:
-        trainer: verl's `trainer` section.
-        checkpoint: the run's last one, or the one it began from; the folder may have others that it does not continue.
+    `checkpoint` is the run's last one, or that from which it began; the folder may have others.
     """
     if checkpoint is None:
         return "there is no complete checkpoint yet: the same command begins where this one did"
@@ -175,10 +155,8 @@ def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:
 def announce(trainer: DictConfig, began: float) -> None:
     """Writes to stderr what the command has trained and where the next run can resume, as its last words.
 
-    Args:
-        trainer: verl's `trainer` section.
-        began: when the command began, in seconds since the epoch; older checkpoints are an earlier run's, which it
-            does not continue with `resume_mode: disable`.
+    `began` is when the command began, in seconds since the epoch; older checkpoints are an earlier run's, not
+    continued with `resume_mode: disable`.
     """
     found, total = last_complete(trainer), trainer.get("total_training_steps")
     earlier = found is not None and Path(get_checkpoint_tracker_filename(str(found.parent))).stat().st_mtime < began
@@ -197,10 +175,7 @@ def announce(trainer: DictConfig, began: float) -> None:
 
 
 def replay_unfinished(dataset: Any, tasks: deque[int]) -> Iterator[dict[str, Any]]:
-    """Yields tasks in the form of verl's data loader, one at a time, and removes each from `tasks`.
-
-    Raises ValueError if the data set has become smaller.
-    """
+    """Yields tasks as verl's data loader does and removes them; raises ValueError if the data set has shrunk."""
     while tasks:
         if tasks[0] >= len(dataset):
             raise ValueError(

@@ -13,23 +13,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 from verl.utils.debug import marked_timer
 
 from verl_atgrpo.play.types import Generation
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.schema import CriticSettings
 from verl_atgrpo.train.estimators.critic import Bounds, agreement, gradient_weights, has_signal, scores
-from verl_atgrpo.train.estimators.spec import EstimatorSpec
-from verl_atgrpo.train.rollout.critic_rows import CRITIC
-from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
+from verl_atgrpo.train.rollout.episode_rows import CRITIC, Row, episode_fields
 from verl_atgrpo.train.rows import queue
-from verl_atgrpo.train.rows.batch import Batch
-from verl_atgrpo.train.rows.jagged import jagged
+from verl_atgrpo.train.rows.batch import Batch, jagged
 from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED
 from verl_atgrpo.train.serving.health import naming
-from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
-from verl_atgrpo.train.trainer.sharing import SharingUnit
+from verl_atgrpo.train.trainer.policy_unit import SharingUnit, Update
 from verl_atgrpo.train.trainer.update_inputs import of_responses
 
 logger = logging.getLogger(__name__)
@@ -51,24 +46,14 @@ class PastRow(NamedTuple):
 class CriticUnit(SharingUnit):
     """A policy of no agent, on the workers of one that is trained."""
 
-    def __init__(
-        self,
-        name: str,
-        job: DictConfig,
-        folder: str,
-        trainable: bool,
-        host: PolicyUnit,
-        settings: AtGrpoConfig,
-        spec: EstimatorSpec,
-    ) -> None:
-        """As `SharingUnit`; the section has `critic`."""
-        super().__init__(name, job, folder, trainable, host, settings, spec)
-        assert settings.critic is not None
-        self._kind, self._trace, self._epochs = settings.critic.kind, settings.critic.trace, settings.critic.epochs
-        self._reads = {"kind": settings.critic.kind, "hindsight": settings.critic.hindsight}
+    def __init__(self, *given: Any, critic: CriticSettings, **more: Any) -> None:
+        """As `SharingUnit`, with the section `at_grpo.critic`."""
+        super().__init__(*given, **more)
+        self._kind, self._trace, self._epochs = critic.kind, critic.trace, critic.epochs
+        self._reads = {"kind": critic.kind, "hindsight": critic.hindsight}
         self._bounds = Bounds()
         self._idle = 0
-        self._past: deque[list[PastRow]] = deque(maxlen=settings.critic.replay)
+        self._past: deque[list[PastRow]] = deque(maxlen=critic.replay)
 
     def train(self, batch: Batch, global_steps: int) -> Update:
         """Scores candidates, then learns from how their episodes ended, and from episodes of earlier steps.
@@ -156,10 +141,8 @@ class CriticUnit(SharingUnit):
         self._idle = 0 if signal else self._idle + 1
         if self._idle == _IDLE_STEPS:
             logger.warning(
-                "critic %r: in %d steps no two episodes of a task ended differently, so it has learned nothing; use "
-                "more candidates, other tasks, or critic.kind: value",
-                self.name,
-                self._idle,
+                f"critic {self.name!r}: in {self._idle} steps no two episodes of a task ended differently, so it has "
+                "learned nothing; use more candidates, other tasks, or critic.kind: value"
             )
 
     def state(self) -> dict[str, Any]:

@@ -34,12 +34,9 @@ class TeamTaskDataset(Dataset[dict[str, Any]]):
         processor: Any = None,
         max_samples: int = -1,  # refused: use `at_grpo.train_tasks` and `val_tasks`
     ) -> None:
-        self._size = int(config[SIZES][data_files])
-        self._split = data_files
+        self._size, self._split = int(config[SIZES][data_files]), data_files
         self._source = str(config.at_grpo.environment.name).replace("/", ".")
-        self._sources: list[tuple[str, int]] = [
-            (str(name), int(tasks)) for name, tasks in config[DATA_SETS][data_files]
-        ]
+        self._sources = [(str(name), int(tasks)) for name, tasks in config[DATA_SETS][data_files]]
 
     def __len__(self) -> int:
         return self._size
@@ -103,10 +100,7 @@ class TeamTokenizer:
         )
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
-        """Returns the text of the next prompt or response of the batch.
-
-        Raises RuntimeError if it has another number of tokens, or if no text of the batch is left.
-        """
+        """Returns the batch's next text; raises RuntimeError if it has another length, or if none is left."""
         ids = [int(token) for token in token_ids if token != self.pad_token_id]
         policy, length = self._expected.popleft() if self._expected else ("", 0)
         if len(ids) != length:

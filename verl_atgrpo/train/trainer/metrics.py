@@ -50,28 +50,19 @@ class _Columns:
         self._groups = factorise([group_of(tags) for tags in rows])[0]
 
     def without_signal(self, labels: Tensor, total: int) -> Tensor:
-        """Returns, for each of `total` labels, the share of its groups in which no row of it has a signal: (total,).
-
-        NaN where no row is trained.
-        """
+        """Returns the share of each label's groups in which no row has a signal: (total,), NaN if none is trained."""
         trained = torch.bincount(labels, self.trained.double(), minlength=total) > 0
-        label, (_, any_signal) = self.groups(labels, self.signal)
+        label, any_signal = self.groups(labels, self.signal)
         without = torch.bincount(label, (any_signal == 0).double(), minlength=total)
         return (without / torch.bincount(label, minlength=total)).where(trained, torch.nan)
 
     def groups(self, labels: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
-        """Returns the label of every group of a label, and each column's lowest and highest values: (2, groups)."""
+        """Returns the label of every group of a label, and each column's highest values in it: (groups,) each."""
         bound = int(self._groups.max()) + 1
         pairs, pair = torch.unique(labels * bound + self._groups, return_inverse=True)
-
-        def extremes(column: Tensor) -> Tensor:
-            ends = [
-                column.new_zeros(len(pairs)).scatter_reduce_(0, pair, column, which, include_self=False)
-                for which in ("amin", "amax")
-            ]
-            return torch.stack(ends)
-
-        return pairs // bound, *map(extremes, columns)
+        none = torch.zeros(len(pairs), dtype=torch.float64)
+        highest = (none.scatter_reduce(0, pair, column, "amax", include_self=False) for column in columns)
+        return pairs // bound, *highest
 
     def by(self, labels: Tensor, prefixes: Sequence[str]) -> dict[str, float]:
         """Returns means over the rows of each label, named by the label's prefix."""
@@ -93,13 +84,7 @@ def step_metrics(rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
 
     `zero_variance_groups` is the share of groups in which no row has an advantage other than 0, of those of trained
     policies: the team's share is that of the groups that the group filter drops. For an agent its own rows of the
-    groups count.
-
-    Args:
-        rows: the tags of the real rows (see `rollout.episode_rows.training_rows`); not empty.
-        signal: theirs.
-
-    `agent/<name>/inflation_factor` is Dr. MAS' gradient-inflation factor (arXiv 2602.08847).
+    groups count. `agent/<name>/inflation_factor` is Dr. MAS' gradient-inflation factor (arXiv 2602.08847).
     """
     columns = _Columns(rows, signal)
     episodes = {tags["episode"]: tags for tags in rows}.values()
@@ -107,7 +92,7 @@ def step_metrics(rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
     agent_of_row, names = factorise(agents)
     turn_of_row, prefixes = factorise([f"agent/{tags['agent']}/turn_{tags['turn']}" for tags in rows])
     of_frozen = (~columns.trained).long()
-    metrics = {
+    return {
         "team/episodes": float(len(episodes)),
         "team/success": fmean(tags["episode_success"] for tags in episodes),
         "team/episode_reward": fmean(tags["episode_reward"] for tags in episodes),
@@ -115,10 +100,9 @@ def step_metrics(rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
         "team/zero_variance_groups": columns.without_signal(of_frozen, 2)[0].item(),
         **columns.by(agent_of_row, [f"agent/{agent}" for agent in names]),
         **columns.by(turn_of_row, [str(prefix) for prefix in prefixes]),
+        **{f"agent/{agent}/inflation_factor": one for agent, one in inflation_factors(columns.reward, agents).items()},
+        **_entropies(rows),
     }
-    for agent, factor in inflation_factors(columns.reward, agents).items():
-        metrics[f"agent/{agent}/inflation_factor"] = factor
-    return {**metrics, **_entropies(rows)}
 
 
 def _entropies(rows: Sequence[Tags]) -> dict[str, float]:
@@ -158,10 +142,10 @@ class AgentProgress:
         reward, local_reward = columns.reward, columns.means["local_reward"]
         agent_of_row, names = factorise([tags["agent"] for tags in rows])
         solved = _column(rows, "episode_success")
-        label, *extremes = columns.groups(agent_of_row, columns.signal, local_reward, solved)
+        label, *highest = columns.groups(agent_of_row, columns.signal, local_reward, solved)
         metrics = {}
         for number, agent in enumerate(map(str, names)):
-            (_, any_signal), (_, local), (_, any_solved) = (ends[:, label == number] for ends in extremes)
+            any_signal, local, any_solved = (column[label == number] for column in highest)
             rewards, locals_ = (column[agent_of_row == number] for column in (reward, local_reward))
             best = self._highest[agent] = max(self._highest.get(agent, -math.inf), rewards.max().item())
             least, most = self._local.get(agent, (math.inf, -math.inf))
@@ -179,12 +163,9 @@ class AgentProgress:
         self._stuck[agent] = self._stuck[agent] + 1 if stuck >= self.STUCK_SHARE else 0
         if self._stuck[agent] == self.STUCK_STEPS:
             logger.warning(
-                "agent %r has collapsed: for %d steps, in at least %.0f%% of its groups, all candidates were wrong "
-                "and none had an advantage (agent/%s/stuck_groups); see docs/small_models.md",
-                agent,
-                self.STUCK_STEPS,
-                100 * self.STUCK_SHARE,
-                agent,
+                f"agent {agent!r} has collapsed: for {self.STUCK_STEPS} steps, in at least {self.STUCK_SHARE:.0%} of "
+                "its groups, all candidates were wrong and none had an advantage "
+                f"(agent/{agent}/stuck_groups); see docs/small_models.md"
             )
 
 
@@ -200,8 +181,7 @@ def policy_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, fl
         for name, mine in by_policy.items()
         for key, value in mine.items()
     }
-    differences = [mine[PROBS_DIFF] for mine in by_policy.values() if PROBS_DIFF in mine]
-    if differences:
+    if differences := [mine[PROBS_DIFF] for mine in by_policy.values() if PROBS_DIFF in mine]:
         metrics[PROBS_DIFF] = max(differences)
     return metrics
 
@@ -236,12 +216,8 @@ def versions(tags: Tags) -> tuple[int, int]:
 def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, float]:
     """Returns the staleness metrics of a step whose candidates may have been sampled with older weights.
 
-    A candidate's staleness is the number of weight syncs between its first token and the step: 0 if all of it was
-    sampled with the weights at the start of the step.
-
-    Args:
-        rows: the tags of the trainable policies' real rows.
-        global_steps: the step, which starts with weights of version `global_steps - 1`.
+    A candidate's staleness is the number of weight syncs between its first token and the step, which starts with
+    weights of version `global_steps - 1`: 0 if all of it was sampled with these. `rows` are those of trained policies.
     """
     if not rows:
         return {}
@@ -260,22 +236,16 @@ def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, floa
 def training_metrics(
     rows: Sequence[Tags], timing: Mapping[str, float], global_steps: int, epoch: int, gpus: int
 ) -> dict[str, float]:
-    """Returns the metrics of verl's `PPOTrainer._compute_metrics`, of real rows only.
+    """Returns the metrics of verl's `PPOTrainer._compute_metrics`, of real rows only, after `write_advantages`.
 
     verl counts padding's prompts of 127 tokens in the length that `prompt_length/clip_ratio` compares with, and in the
-    throughput.
-
-    Args:
-        rows: tags of the rows with padding, after `update_inputs.write_advantages`.
-        timing: seconds of every stage, including `step`.
-        gpus: number of the job's devices.
+    throughput. `timing` has the seconds of every stage, `step` among them.
     """
     real = [tags for tags in rows if not is_padding(tags)]
     return {
         "training/global_step": global_steps,
         "training/epoch": epoch,
-        **_data_metrics(real),
-        **_throughput(real, timing, gpus),
+        **_verls(real, timing, gpus),
         **_off_policy(real, global_steps),
     }
 
@@ -284,7 +254,7 @@ def _column(rows: Sequence[Tags], key: str) -> Tensor:
     return torch.tensor([tags[key] for tags in rows], dtype=torch.float64)
 
 
-def _data_metrics(real: Sequence[Tags]) -> dict[str, float]:
+def _verls(real: Sequence[Tags], timing: Mapping[str, float], gpus: int) -> dict[str, float]:
     def width(key: str) -> torch.Tensor:
         # verl takes the longest row's length from a shape: an expanded view needs no memory.
         return torch.zeros(1, 1).expand(len(real), max(tags[key] for tags in real))
@@ -302,8 +272,11 @@ def _data_metrics(real: Sequence[Tags]) -> dict[str, float]:
         "prompt_length": _column(real, "prompt_len"),
         "response_length": _column(real, "response_len"),
     }
-    turns = {"__num_turns__": np.array([tags["num_turns"] for tags in real])}
-    batch = DataProto(batch=TensorDict(data, batch_size=[len(real)]), non_tensor_batch=turns)
+    batch = DataProto(
+        batch=TensorDict(data, batch_size=[len(real)]),
+        non_tensor_batch={"__num_turns__": np.array([tags["num_turns"] for tags in real])},
+        meta_info={"global_token_num": [tags["seq_len"] for tags in real]},
+    )
     metrics = compute_data_metrics(batch, use_critic=False)
     # verl's mean is over tokens, and each row is a single one above.
     mean = ((advantages * tokens).sum() / tokens.sum()).item()
@@ -312,16 +285,9 @@ def _data_metrics(real: Sequence[Tags]) -> dict[str, float]:
         **{f"training/num_turns/{key}": metrics[f"num_turns/{key}"] for key in ("mean", "max", "min")},
         "critic/advantages/mean": mean,
         "critic/returns/mean": mean,
+        **compute_timing_metrics(batch, dict(timing)),
+        **compute_throughout_metrics(batch, dict(timing), gpus),
     }
-
-
-def _throughput(rows: Sequence[Tags], timing: Mapping[str, float], gpus: int) -> dict[str, float]:
-    lengths = {"prompt_length": _column(rows, "prompt_len"), "response_length": _column(rows, "response_len")}
-    data = DataProto(
-        batch=TensorDict(lengths, batch_size=[len(rows)]),
-        meta_info={"global_token_num": [tags["seq_len"] for tags in rows]},
-    )
-    return {**compute_timing_metrics(data, dict(timing)), **compute_throughout_metrics(data, dict(timing), gpus)}
 
 
 def _off_policy(real: Sequence[Tags], global_steps: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], Result], concurrent: bool) -> list[Result]:
-    """Calls `action` with every policy, concurrently or one after the other; returns the results in their order.
+    """Calls `action` with every policy; returns the results in their order.
 
     Raises the first error: concurrently after all policies are done, otherwise before the next policy.
     """
@@ -33,10 +33,7 @@ def train_all(
     concurrent: bool,
     timing: dict[str, float],
 ) -> dict[str, Update]:
-    """Updates policies on their rows; returns policy -> update, and adds the seconds of all stages to `timing`.
-
-    Raises as `PolicyUnit.train`.
-    """
+    """Updates policies on their rows; returns policy -> update, and adds the seconds of all stages to `timing`."""
     done: list[PolicyUnit] = []
 
     def train(unit: PolicyUnit) -> Update:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.base import create_colocated_worker_cls
@@ -26,7 +26,7 @@ from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.answer_check import check_chats
 from verl_atgrpo.train.config.policies import ADAPTERS
-from verl_atgrpo.train.config.policy_rules import of_context
+from verl_atgrpo.train.config.policy_rules import devices_of, of_context
 from verl_atgrpo.train.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.engine.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
@@ -34,23 +34,13 @@ from verl_atgrpo.train.rows.batch import Batch, Rows
 from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
 from verl_atgrpo.train.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.train.serving.health import naming
-from verl_atgrpo.train.serving.replicas import Replicas
+from verl_atgrpo.train.serving.replicas import Replicas, StandaloneReplicas
 from verl_atgrpo.train.serving.served_weights import ServedWeights, computing_dtype
 from verl_atgrpo.train.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
+from verl_atgrpo.train.trainer import update_inputs
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF
-from verl_atgrpo.train.trainer.update_inputs import (
-    bypass_old_log_probs,
-    deal,
-    write_advantages,
-    write_old_log_probs,
-    write_ref_log_probs,
-    write_temperatures,
-)
 
 logger = logging.getLogger(__name__)
-
-_PAST = "past_selves"
-"""Folder of past selves in a policy's folder of a checkpoint."""
 
 
 class Update(NamedTuple):
@@ -64,10 +54,7 @@ class Update(NamedTuple):
 
 
 class PolicyUnit:
-    """Trains and serves one policy, independent of agents, episodes and other policies.
-
-    Policies that share a base share the workers and servers of one of them (`sharing.SharingUnit`).
-    """
+    """Trains and serves one policy; those on one base share the workers and servers of one of them (`SharingUnit`)."""
 
     actor_rollout_wg: RayWorkerGroup
     ref_policy_wg: RayWorkerGroup
@@ -75,8 +62,7 @@ class PolicyUnit:
     _turns: threading.RLock | None = None
     """Where policies share the workers: held by the one whose adapter these have in use."""
     _client: DecisionClient | None = None
-    _has_past = False
-    """Whether its past selves play, which are saved with it."""
+    _host: PolicyUnit | None = None
 
     def __init__(
         self,
@@ -84,30 +70,20 @@ class PolicyUnit:
         job: DictConfig,
         folder: str,
         trainable: bool,
-        first_replica: int,
         settings: AtGrpoConfig,
         spec: EstimatorSpec,
+        *,
+        first_replica: int,
     ) -> None:
         """Loads tokenizer and configuration; `place` and `start` create workers and servers.
 
-        Args:
-            name: the policy's name.
-            job: the job's configuration with this policy's `actor_rollout_ref`.
-            folder: the policy's folder inside a checkpoint.
-            trainable: whether `train` may be called.
-            first_replica: number of its first replica; replica numbers are unique over all policies.
-            settings: the job's section `at_grpo`.
-            spec: the advantage estimator.
-
-        Raises ConfigError if the tokenizer has no chat template, or the model too few positions.
+        `job` has this policy's `actor_rollout_ref`, `folder` is its own inside a checkpoint, and `first_replica` the
+        number of its first replica, which is unique over all policies. Raises ConfigError if the tokenizer has no chat
+        template, or the model too few positions.
         """
-        self.name = name
-        self.config = job
-        self.folder = folder
-        self.trainable = trainable
-        self.first_replica = first_replica
-        self._restarts = settings.restart_servers
-        self._spec = spec
+        self.name, self.config, self.folder = name, job, folder
+        self.trainable, self.first_replica = trainable, first_replica
+        self._restarts, self._spec = settings.restart_servers, spec
         loaded = omega_conf_to_dataclass(job.actor_rollout_ref.model)
         self.tokenizer = loaded.tokenizer
         if not self.tokenizer.chat_template:
@@ -131,7 +107,6 @@ class PolicyUnit:
         self._trees = False
         # Each policy of a run draws its own; a frozen one stays as it is.
         self._dither = stable_hash("dither", settings.seed, name) % 2**31 if trainable and settings.dither else None
-        self._has_past = settings.self_played == name
         if OmegaConf.select(model, f"lora.{ADAPTERS}"):
             self._turns = threading.RLock()
         self._served = ServedWeights(name, computing_dtype(job.actor_rollout_ref))
@@ -140,7 +115,7 @@ class PolicyUnit:
     @property
     def host(self) -> PolicyUnit:
         """The policy that has the workers and servers: another one if they share a base."""
-        return self
+        return self._host or self
 
     def place(self, pool: RayResourcePool) -> None:
         """Creates the worker processes on the devices of `pool`; must not run concurrently for two policies."""
@@ -203,10 +178,7 @@ class PolicyUnit:
         return dict.fromkeys((self.actor_rollout_wg, self.ref_policy_wg))
 
     def actors(self) -> list[ray.actor.ActorHandle]:
-        """Returns the policy's actors in which no collection of garbage should scan what the start has made.
-
-        Servers see to that themselves.
-        """
+        """Returns actors whose garbage collectors should skip what the start has made; servers do so themselves."""
         return [*self.actor_rollout_wg.workers, self.servers.global_load_balancer]
 
     def _start_servers(self) -> None:
@@ -230,9 +202,7 @@ class PolicyUnit:
 
     def _look_at_trees(self) -> None:
         """Asks the workers whether they use prefix trees; raises ConfigError if they must and do not."""
-        refusals = [
-            refusal for group in self._worker_groups for refusal in group.tree_refusal() if refusal is not None
-        ]
+        refusals = list(filter(None, (refusal for group in self._worker_groups for refusal in group.tree_refusal())))
         self._trees = bool(self._prefix_tree) and not refusals
         if self._prefix_tree is True and refusals:
             raise ConfigError(
@@ -243,12 +213,10 @@ class PolicyUnit:
         profiler = self.config.global_profiler
         if profiler.get("steps") is None:
             return {}
-        options = {"profile_steps": profiler.steps}
-        if profiler.get("tool") == "nsys":
-            options["worker_nsight_options"] = OmegaConf.to_container(
-                profiler.global_tool_config.nsys.worker_nsight_options
-            )
-        return options
+        if profiler.get("tool") != "nsys":
+            return {"profile_steps": profiler.steps}
+        options = OmegaConf.to_container(profiler.global_tool_config.nsys.worker_nsight_options)
+        return {"profile_steps": profiler.steps, "worker_nsight_options": options}
 
     def sleep_servers(self) -> None:
         """Puts the servers to sleep, which frees their memory for the update; raises PolicyFailed if none is left."""
@@ -286,10 +254,7 @@ class PolicyUnit:
             self.replicas.push(global_steps)
 
     def revive(self) -> bool:
-        """Restarts the servers with the last weights if all are dead; returns whether they were.
-
-        Raises PolicyFailed if that fails, or if no restart is left.
-        """
+        """Restarts the servers if all are dead; returns whether they were, or raises PolicyFailed."""
         with naming(self.name, "restarting its servers"):
             return self.replicas.revive()
 
@@ -308,11 +273,8 @@ class PolicyUnit:
         """
         if self.trainable and 0 < rows < self._optimizer_steps:
             logger.warning(
-                "policy %r is not updated: it has %d rows for %d optimizer steps (data.train_batch_size over "
-                "actor.ppo_mini_batch_size)",
-                self.name,
-                rows,
-                self._optimizer_steps,
+                f"policy {self.name!r} is not updated: it has {rows} rows for {self._optimizer_steps} optimizer steps "
+                "(data.train_batch_size over actor.ppo_mini_batch_size)"
             )
         return self.trainable and rows >= self._optimizer_steps
 
@@ -322,7 +284,10 @@ class PolicyUnit:
             update, began = Update(batch, {}, {}), time.perf_counter()
             self._deal(update, seed=global_steps)
             self._log_probs(update, global_steps)
-            self._advantages(update)
+            mode = self.config.actor_rollout_ref.actor.loss_agg_mode
+            with marked_timer("adv", update.timing, color="brown"):
+                found = update_inputs.write_advantages(update.rows, self._spec, mode, self._correction)
+                update.metrics.update(found)
             output = self._update_actor(update)
             self._add_metrics(update, output, began)
             return update
@@ -330,7 +295,7 @@ class PolicyUnit:
     def freeze_self(self, slot: int) -> None:
         """Keeps the policy as it is as its past self in a slot of the pool of opponents."""
         with naming(self.name, "freezing its past self"):
-            self.actor_rollout_wg.freeze_self(self.name, slot)
+            self.actor_rollout_wg.with_adapter("freeze_self", self.name, slot)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -340,7 +305,7 @@ class PolicyUnit:
             yield
             return
         with turns:
-            self.actor_rollout_wg.use_adapter(self.name)
+            self.actor_rollout_wg.with_adapter("use", self.name)
             yield
 
     def _deal(self, update: Update, seed: int) -> None:
@@ -351,10 +316,11 @@ class PolicyUnit:
             if "actor" not in workers._dispatch_info:
                 workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
             ranks = max(workers._dispatch_info["actor"]) + 1
-            batch.pad(ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
-            order, balance = deal(batch.tags, ranks, self._optimizer_steps, seed, shared=self.host._trees)
+            steps = self._optimizer_steps
+            batch.pad(ranks * steps, self.tokenizer.eos_token_id)
+            order, balance = update_inputs.deal(batch.tags, ranks, steps, seed, shared=self.host._trees)
             batch.reorder(order)
-            write_temperatures(batch)
+            update_inputs.write_temperatures(batch)
             update.metrics.update(balance, **{"team/padding_rows": float(len(batch.padding))})
 
     def _log_probs(self, update: Update, global_steps: int) -> None:
@@ -362,12 +328,13 @@ class PolicyUnit:
         workers, batch = self.actor_rollout_wg, update.rows
         with marked_timer("old_log_prob", update.timing, color="blue"):
             if self._correction is not None and self._correction.get("bypass_mode", False):
-                bypass_old_log_probs(batch)
+                update_inputs.bypass_old_log_probs(batch)
             else:
                 self._infer(workers.compute_log_prob, batch, calculate_entropy=True)
                 # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.
                 fresh = None if self._sync_mode else global_steps - 1
-                update.metrics.update(write_old_log_probs(batch, self.config.actor_rollout_ref.actor, fresh))
+                actor = self.config.actor_rollout_ref.actor
+                update.metrics.update(update_inputs.write_old_log_probs(batch, actor, fresh))
             if (difference := update.metrics.get(PROBS_DIFF)) is not None:
                 self._served.look(difference, global_steps)
         if not self.use_reference_policy:
@@ -377,7 +344,7 @@ class PolicyUnit:
                 self._infer(workers.compute_log_prob, batch, calculate_entropy=False, no_lora_adapter=True)
             else:
                 self._infer(self.ref_policy_wg.compute_ref_log_prob, batch, calculate_entropy=False)
-            write_ref_log_probs(batch)
+            update_inputs.write_ref_log_probs(batch)
 
     def _infer(self, compute: Callable[[Rows], Rows], batch: Batch, **extra_info: Any) -> None:
         done = compute(batch.for_workers(compute_loss=False, **extra_info))
@@ -387,21 +354,13 @@ class PolicyUnit:
     def _correction(self) -> Any:
         return self.config.algorithm.get("rollout_correction", None)
 
-    def _advantages(self, update: Update) -> None:
-        mode = self.config.actor_rollout_ref.actor.loss_agg_mode
-        with marked_timer("adv", update.timing, color="brown"):
-            update.metrics.update(write_advantages(update.rows, self._spec, mode, self._correction))
-
     @property
     def _ppo_epochs(self) -> int:
         """Passes over the rows of an update."""
         return int(self.config.actor_rollout_ref.actor.ppo_epochs)
 
     def _update_actor(self, update: Update) -> dict[str, Any]:
-        """Updates the policy in the configured number of optimizer steps, independent of the number of rows.
-
-        Returns the workers' metrics.
-        """
+        """Updates the policy in the configured number of optimizer steps; returns the workers' metrics."""
         actor = self.config.actor_rollout_ref.actor
         with marked_timer("update_actor", update.timing, color="red"):
             rows = update.rows.for_workers(
@@ -435,12 +394,10 @@ class PolicyUnit:
         """Saves a trainable policy into its folder; the caller removes old checkpoints."""
         if not self.trainable:
             return
-        folder = os.path.join(step_folder, self.folder)
+        folder = f"{step_folder}/{self.folder}"
         with naming(self.name, "saving its checkpoint"):
             if self.host._turns is not None:
-                self.actor_rollout_wg.save_adapter(self.name, folder)
-                if self._has_past:
-                    self.actor_rollout_wg.save_past(f"{folder}/{_PAST}")
+                self.actor_rollout_wg.with_adapter("save_adapter", self.name, Path(folder))
             else:
                 self.actor_rollout_wg.save_checkpoint(folder, None, global_steps)
 
@@ -448,11 +405,94 @@ class PolicyUnit:
         """Loads a trainable policy; a frozen one keeps the weights of its model path."""
         if not self.trainable:
             return
-        folder = os.path.join(step_folder, self.folder)
+        folder = f"{step_folder}/{self.folder}"
         with naming(self.name, "loading its checkpoint"):
             if self.host._turns is not None:
-                self.actor_rollout_wg.load_adapter(self.name, folder)
-                if self._has_past:
-                    self.actor_rollout_wg.load_past(self.name, f"{folder}/{_PAST}")
+                self.actor_rollout_wg.with_adapter("load_adapter", self.name, Path(folder))
             else:
                 self.actor_rollout_wg.load_checkpoint(local_path=folder, del_local_after_load=False)
+
+
+class SharingUnit(PolicyUnit):
+    """Trains an adapter on the workers of another policy, its `host`, whose servers serve it, too.
+
+    What concerns workers and servers as a whole (place, start, sleep, weight sync, interruption, restart) is only
+    called on the host.
+    """
+
+    _host: PolicyUnit
+
+    def __init__(self, *given: Any, host: PolicyUnit) -> None:
+        """As `PolicyUnit`, with the policy that has the workers and servers of the base."""
+        super().__init__(*given, first_replica=host.first_replica)
+        self._host = host
+
+    @property
+    def actor_rollout_wg(self) -> RayWorkerGroup:  # type: ignore[override]
+        """The workers of the base."""
+        return self._host.actor_rollout_wg
+
+    @property
+    def ref_policy_wg(self) -> RayWorkerGroup:  # type: ignore[override]
+        """The same workers: the reference is the base without an adapter."""
+        return self._host.actor_rollout_wg
+
+    @property
+    def replicas(self) -> Replicas:  # type: ignore[override]
+        """The replicas of the base."""
+        return self._host.replicas
+
+    def empty_cache(self) -> None:
+        """Frees the cache of the base's workers, which this policy's update has filled."""
+        self._host.empty_cache()
+
+    def client(self) -> DecisionClient:
+        """Returns the client of the base's servers; requests name the adapter."""
+        return self._host.client()
+
+
+class StandaloneUnit(PolicyUnit):
+    """Trains one policy on the trainer's devices and serves it on others, also meanwhile (`mode: separate_async`)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        options = self.config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs
+        with open_dict(options):
+            # verl looks up the processes of a weight sync by this name, so each policy needs its own.
+            given = OmegaConf.select(options, "nccl.group_name") or "at_grpo"
+            OmegaConf.update(options, "nccl.group_name", f"{given}-{self.name}")
+        self._has_weights = False
+        self._restarts = 0
+
+    @property
+    def own_server_devices(self) -> int:
+        """Number of devices that only serve this policy: all of its servers'."""
+        return devices_of(self.config.actor_rollout_ref)
+
+    def place(self, pool: RayResourcePool) -> None:
+        """Creates the training workers on the devices of `pool`, which no server shares."""
+        roles = [Role.Actor, Role.RefPolicy] if self._own_reference else [Role.Actor]
+        self._place(pool, roles, TrainerWorker)
+
+    def actors(self) -> list[ray.actor.ActorHandle]:
+        """Returns the training workers, the servers' workers and the load balancer."""
+        return [*super().actors(), *(worker for replica in self.replicas.serving for worker in replica.workers)]
+
+    def _start_servers(self) -> None:
+        engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
+        self._launch(StandaloneReplicas, engine)
+
+    def push_weights(self, global_steps: int) -> None:
+        """Interrupts the servers' requests, syncs the weights and resumes the requests.
+
+        A frozen policy's servers get weights only once, and afterwards only the version. Raises PolicyFailed if a
+        server is dead or dies meanwhile.
+        """
+        with naming(self.name, "its weight sync"):
+            if self.trainable or not self._has_weights:
+                self.replicas.push(global_steps)
+                self._has_weights = True
+                return
+            self.replicas.poll()
+            servers = [server for replica in self.replicas.serving for server in replica.servers]
+            ray.get([server.set_global_steps.remote(global_steps) for server in servers])

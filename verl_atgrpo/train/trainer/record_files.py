@@ -29,13 +29,7 @@ def record_files(folder: Path) -> dict[Path, tuple[str, int, int]]:
 
 
 def metrics_row(step: int, seconds: float, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row of the metrics file; values that are not numbers are left out, non-finite ones become text.
-
-    Args:
-        step: the training step.
-        seconds: since the epoch.
-        values: the metrics, as passed to verl's loggers.
-    """
+    """Returns a row of the metrics file (time in seconds since the epoch), of numbers alone; text for nan and inf."""
     numbers = {}
     for name, value in values.items():
         with suppress(TypeError, ValueError):
@@ -52,13 +46,10 @@ class RecordFiles:
     """Record files of one attempt at a run; a resumed run is a new attempt with new files."""
 
     def __init__(self, folder: Path, max_megabytes: float, from_step: int, about: Mapping[str, Any]) -> None:
-        """Starts an attempt; the first rows create the files.
+        """Starts an attempt; the first rows create the files, and their folder.
 
-        Args:
-            folder: folder of the files, created if missing.
-            max_megabytes: most megabytes of all files of episodes.
-            from_step: the step that the attempt resumes from; existing rows of later steps are superseded.
-            about: description of the run for the report.
+        `max_megabytes` is the most that all files of episodes may have. `from_step` is the step that the attempt
+        resumes from; existing rows of later steps are superseded. `about` describes the run for the report.
         """
         self._folder = folder
         self._max_bytes = int(max_megabytes * 1e6)

@@ -59,14 +59,7 @@ def selected_rows(tags: Sequence[Tags], split: str, settings: RecordSettings) ->
 def decisions(
     rows: Sequence[SampledRow], split: str, step: int, tokenizers: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns the records of rows: one per decision, or one for a failed episode.
-
-    Args:
-        rows: whole episodes, in any order.
-        split: `train` or `val`.
-        step: the training step.
-        tokenizers: policy -> tokenizer.
-    """
+    """Returns the records of the rows of whole episodes, in any order: one per decision, or for a failed episode."""
     by_decision: dict[tuple[Any, ...], list[tuple[int, SampledRow]]] = defaultdict(list)
     episodes: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for row in rows:
@@ -133,18 +126,9 @@ class Recorder:
         tokenizers: Mapping[str, Any],
         in_background: Callable[..., None],
     ) -> None:
-        """Writes nothing yet.
-
-        Args:
-            settings: what to record.
-            files: where to.
-            tokenizers: policy -> tokenizer.
-            in_background: runs a function with arguments without blocking the training.
-        """
-        self._settings = settings
-        self._files = files
-        self._tokenizers = tokenizers
-        self._in_background = in_background
+        """Takes each policy's tokenizer, and what runs a function with arguments without blocking the training."""
+        self._settings, self._files = settings, files
+        self._tokenizers, self._in_background = tokenizers, in_background
         self._seconds = 0.0
         self.validated: list[dict[str, Any]] = []
         """The records of the last validation, complete once the background work is done."""
@@ -166,12 +150,7 @@ class Recorder:
             self._files.append(METRICS, [metrics_row(step, time.time(), data)])
 
     def record(self, step: int, batch: Batch) -> None:
-        """Fetches a batch's selected episodes, then decodes and writes them in the background.
-
-        Args:
-            step: the training step.
-            batch: rows of whole episodes, still in the queue. Those that were trained on have advantages.
-        """
+        """Fetches selected episodes of a batch from the queue, then decodes and writes them in the background."""
         with self._timed():
             split = VAL if batch.partition_id == VALIDATION else TRAIN
             rows = _fetch(batch.take(selected_rows(batch.tags, split, self._settings)))
@@ -189,10 +168,6 @@ def _fetch(batch: Batch) -> list[SampledRow]:
     if not batch:
         return []
     data = batch.fetch("prompts", "responses")
-    texts = zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
-    return [
-        SampledRow(
-            key, tags, prompt.tolist(), response.tolist(), plain(tags["advantage"]) if "advantage" in tags else None
-        )
-        for key, tags, (prompt, response) in zip(batch.keys, batch.tags, texts, strict=True)
-    ]
+    prompts, responses = ([ids.tolist() for ids in data[field].unbind()] for field in ("prompts", "responses"))
+    advantages = [plain(tags["advantage"]) if "advantage" in tags else None for tags in batch.tags]
+    return list(map(SampledRow, batch.keys, batch.tags, prompts, responses, advantages))

@@ -19,16 +19,8 @@ class RolloutWatch:
     """Sums the rollout workers' counts since the last step."""
 
     def __init__(self, units: Sequence[PolicyUnit], most_failed: int, episodes: int) -> None:
-        """Starts with counts of zero.
-
-        Args:
-            units: the team's policies.
-            most_failed: how many episodes may fail between two steps.
-            episodes: most episodes of a task.
-        """
-        self._units = units
-        self._most_failed = most_failed
-        self._episodes = episodes
+        """Takes the policies, how many episodes may fail between two steps, and the most episodes of a task."""
+        self._units, self._most_failed, self._episodes = units, most_failed, episodes
         self._counts: Counter[str] = Counter()
         self._excused = 0
 

@@ -16,76 +16,46 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sync:
-    """Samples all of a step's episodes, then updates: nothing is in flight during the update.
+class Schedule:
+    """What servers and rollout workers do during a step: sampling, update, weight sync and, if due, validation.
 
-    The other modes differ in what they do during a step: sampling, update, weight sync and, if one is due, validation.
+    `sync` samples all of a step's episodes, then updates. `colocate_async` updates as soon as a batch of episodes has
+    ended: the others are interrupted, and resume with the new weights after a validation, which has the servers to
+    itself. The servers of `separate_async` have devices of their own and sample during the update, too; requests are
+    interrupted only for the weight sync.
     """
 
-    prefetch: float = 0.0
+    mode: str
+    """One of `schema.MODES`."""
+    prefetch: float
     """Batches of tasks in flight in addition to the one that the step will train on."""
 
     def sample_end(self, servers: TeamSync, rollout: TeamRolloutManager) -> None:
-        """Is called when a step's rows are complete, before the update: puts the servers to sleep."""
+        """Is called when a step's rows are complete, before the update."""
+        if self.mode == "separate_async":
+            return
+        if self.mode == "colocate_async":
+            rollout.pause()  # first, or workers would send more
+            servers.abort_replicas()
         servers.sleep_replicas()
 
     def step_end(self, servers: TeamSync, rollout: TeamRolloutManager, global_steps: int) -> None:
-        """Is called after the update and, if one was due, the checkpoint: wakes the servers with the new weights."""
+        """Is called after the update and, if one was due, the checkpoint: gives the servers the new weights."""
+        if self.mode == "separate_async":
+            rollout.pause()
         servers.update_weights(global_steps)
+        if self.mode == "colocate_async":
+            servers.resume_generation_replicas()
 
     def step_over(self, rollout: TeamRolloutManager) -> None:
-        """Is called after the validation, or at the end of a step without one: no request is paused."""
+        """Is called after the validation, or at the end of a step without one: interrupted episodes go on."""
+        if self.mode != "sync":
+            rollout.resume()
 
 
-class ColocateAsync(Sync):
-    """Updates as soon as a batch of episodes has ended; the others are interrupted and resume with the new weights.
-
-    Training requests are paused from the end of sampling to the end of a validation, so validation has the servers to
-    itself.
-    """
-
-    def sample_end(self, servers: TeamSync, rollout: TeamRolloutManager) -> None:
-        """Interrupts requests in flight and puts the servers to sleep; pauses first, or workers would send more."""
-        rollout.pause()
-        servers.abort_replicas()
-        servers.sleep_replicas()
-
-    def step_end(self, servers: TeamSync, rollout: TeamRolloutManager, global_steps: int) -> None:
-        """Wakes the servers with the new weights; training requests stay paused."""
-        servers.update_weights(global_steps)
-        servers.resume_generation_replicas()
-
-    def step_over(self, rollout: TeamRolloutManager) -> None:
-        """Goes on with the interrupted episodes."""
-        rollout.resume()
-
-
-class SeparateAsync(Sync):
-    """Samples on servers with devices of their own, also while the policies are updated.
-
-    Requests are interrupted only for the weight sync, and resume with the new weights, after a validation if one is
-    due.
-    """
-
-    def sample_end(self, servers: TeamSync, rollout: TeamRolloutManager) -> None:
-        """Does nothing: the servers continue."""
-
-    def step_end(self, servers: TeamSync, rollout: TeamRolloutManager, global_steps: int) -> None:
-        """Interrupts requests in flight and syncs weights; pauses first, or workers would send more."""
-        rollout.pause()
-        servers.update_weights(global_steps)
-
-    def step_over(self, rollout: TeamRolloutManager) -> None:
-        """Goes on with the interrupted episodes."""
-        rollout.resume()
-
-
-def make_schedule(mode: str, trainer: DictConfig) -> Sync:
-    """Returns the schedule of `at_grpo.mode`, one of `schema.MODES`, with verl's `trainer` section."""
-    if mode == "sync":
-        return Sync()
-    prefetch = float(trainer.v1[mode].num_warmup_batches)
-    return SeparateAsync(prefetch) if mode == "separate_async" else ColocateAsync(prefetch)
+def make_schedule(mode: str, trainer: DictConfig) -> Schedule:
+    """Returns the schedule of `at_grpo.mode`, with verl's `trainer` section."""
+    return Schedule(mode, 0.0 if mode == "sync" else float(trainer.v1[mode].num_warmup_batches))
 
 
 class Submissions:
@@ -111,13 +81,10 @@ class Submissions:
 
 
 def tasks_to_submit(in_flight: int, batch: int, prefetch: float, steps_left: int) -> int:
-    """Returns how many tasks to submit before a step.
+    """Returns how many tasks to submit before a step of `batch` tasks.
 
-    Args:
-        in_flight: tasks submitted and not yet trained on.
-        batch: tasks per step.
-        prefetch: batches in flight in addition to the step's own; a fraction of a batch is rounded down to tasks.
-        steps_left: including this one; tasks that they would not use are not submitted.
+    `in_flight` are submitted and not yet trained on; `prefetch` are batches in flight in addition to the step's own, a
+    fraction of one rounded down to tasks. Tasks that the steps left, this one included, would not use are none.
     """
     wanted = min(batch + math.floor(prefetch * batch), steps_left * batch)
     return max(0, wanted - in_flight)

@@ -17,12 +17,7 @@ _MLFLOW_TABLES = 64
 
 
 def table_rows(decisions: Iterable[Mapping[str, Any]], most: int) -> Rows:
-    """Returns the rows of the table (`COLUMNS`): whole episodes in their order, the last one cut at `most` decisions.
-
-    Args:
-        decisions: a validation's records (`recorder.decisions`) in any order; failed episodes have none to show.
-        most: most decisions.
-    """
+    """Returns the rows (`COLUMNS`) of a validation's records: whole episodes, the last cut at `most` decisions."""
     played = [one for one in decisions if not one.get("failed")]
     played.sort(key=lambda one: (one["task"], one["episode"], one["decision"]))
     return [
@@ -36,14 +31,9 @@ def table_rows(decisions: Iterable[Mapping[str, Any]], most: int) -> Rows:
 
 
 def write_table(trackers: Mapping[str, Any], rows: Rows, step: int) -> None:
-    """Writes a validation's table to every tracker that has tables; without rows nothing.
+    """Writes a validation's table to every tracker, of verl's `Tracking`, that has tables; without rows nothing.
 
     Call it from the thread that started the trackers: the runs of MLflow and trackio belong to a thread.
-
-    Args:
-        trackers: the loggers of verl's `Tracking`.
-        rows: from `table_rows`.
-        step: the training step.
     """
     for name in trackers.keys() & _WRITERS.keys() if rows else ():
         _WRITERS[name](trackers[name], rows, step)

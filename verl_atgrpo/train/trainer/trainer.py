@@ -49,13 +49,11 @@ from verl_atgrpo.train.trainer.metrics import (
     training_metrics,
 )
 from verl_atgrpo.train.trainer.policies import TeamSync, for_all, train_all
-from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, SharingUnit, StandaloneUnit
 from verl_atgrpo.train.trainer.record_files import FOLDER, RecordFiles
 from verl_atgrpo.train.trainer.recorder import Recorder, about_run
 from verl_atgrpo.train.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.train.trainer.schedule import make_schedule
-from verl_atgrpo.train.trainer.sharing import SharingUnit
-from verl_atgrpo.train.trainer.standalone import StandaloneUnit
 from verl_atgrpo.train.trainer.trackers import table_rows, write_table
 
 _POOL = "global_pool"
@@ -126,24 +124,22 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         pools = self._make_pools(policies)
         kind = StandaloneUnit if self.settings.mode == "separate_async" else PolicyUnit
         made: dict[str, PolicyUnit] = {}
-        replicas = 0
+        replicas, critic = 0, self.settings.critic
         for host, names in self.settings.bases().items():
             for name in sorted(names, key=lambda name: name != host):
                 # A single policy is saved where verl's tools expect it.
                 folder = "actor" if len(policies) == 1 else f"policies/{name}"
-                given = (folder, policies[name].trainable)
+                job = base_of(self.config, self.settings, host) if name == host else job_of(self.config, name)
+                given = (name, job, folder, policies[name].trainable, self.settings, self._spec)
                 if name == host:
-                    job = base_of(self.config, self.settings, host)
-                    made[name] = kind(name, job, *given, replicas, self.settings, self._spec)
+                    made[name] = kind(*given, first_replica=replicas)
                     replicas += made[name].server_devices(pools[name])  # at least as many as the policy has servers
+                elif critic is not None and name == critic.policy:
+                    made[name] = CriticUnit(*given, host=made[host], critic=critic)
                 else:
-                    job = job_of(self.config, name)
-                    critic = self.settings.critic is not None and name == self.settings.critic.policy
-                    sharing = CriticUnit if critic else SharingUnit
-                    made[name] = sharing(name, job, *given, made[host], self.settings, self._spec)
+                    made[name] = SharingUnit(*given, host=made[host])
         self.units = [made[name] for name in policies]
-        tokenizers = {f"policy {unit.name!r}": unit.tokenizer for unit in self.units}
-        check_template_arguments(self.config.data, tokenizers)
+        check_template_arguments(self.config.data, {f"policy {unit.name!r}": unit.tokenizer for unit in self.units})
         if (learned := self._critic) is not None:
             check_hindsight(self._hindsights, learned.tokenizer, self.config.data)
         hosts = self.hosts
@@ -222,16 +218,21 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._learn_from(rows)
             batches = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
             learning = [unit for unit in self.units if unit.can_learn_from(len(batches[unit.name]))]
+            dropped = {
+                unit.name: {"team/tokens_dropped_share": rows.tokens_dropped_share(unit.name)}
+                for unit in self.units
+                if unit.trainable and self.settings.group_filter is not None
+            }
             by_policy = {
                 unit.name: {
                     "team/rows": float(len(batches[unit.name])),
                     "team/updated": float(unit in learning),
-                    **self._dropped(rows, unit),
+                    **dropped.get(unit.name, {}),
                     **unit.metrics(),
+                    **of_critic.get(unit.name, {}),
                 }
                 for unit in self.units
             }
-            by_policy |= {name: {**by_policy[name], **found} for name, found in of_critic.items()}
         self._updated = bool(learning)
         updates = train_all(learning, batches, self.global_steps, self.concurrent, timing_raw)
         self._freeze_self(self.global_steps)
@@ -289,16 +290,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """The policy of which past selves play."""
         return next(unit for unit in self.units if unit.name == self.settings.self_played)
 
-    def _dropped(self, rows: StepRows, unit: PolicyUnit) -> dict[str, float]:
-        if self.settings.group_filter is None or not unit.trainable:
-            return {}
-        return {"team/tokens_dropped_share": rows.tokens_dropped_share(unit.name)}
-
     def _sample(self, tasks: int) -> tuple[Rows, dict[str, float]]:
         """Waits for a number of tasks; returns their rows, labelled, and verl's metrics of the wait."""
-        rows, metrics = self.replay_buffer.sample(
-            global_steps=self.global_steps, partition_id=PARTITION, batch_size=tasks
-        )
+        options = {"global_steps": self.global_steps, "partition_id": PARTITION, "batch_size": tasks}
+        rows, metrics = self.replay_buffer.sample(**options)
         if "baseline" in self._spec.needs:
             self._baselines.write(rows.tags)
         return rows, metrics
@@ -310,7 +305,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             add_tasks=super()._add_prompts_to_generate,  # not ours, which is for failed episodes
             tasks=tasks,
             group_filter=self.settings.group_filter,
-            trainable={unit.name for unit in self.units if unit.trainable},
+            trainable=self._trainable,
             spec=self._spec,
         )
         rows.sort()
@@ -357,19 +352,15 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def prepare_step(self) -> dict[str, Any]:
         """Submits the step's tasks to the rollout; before the first asynchronous step also the warm-up's."""
         with marked_timer("submit", self.timing_raw):
-            self._submit_tasks()
+            batch = self.config.data.train_batch_size
+            last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
+            steps_left = last_step - self.global_steps + 1
+            in_flight = queue.unfinished_tasks()
+            if isinstance(self._order, HalfSolvedFirst):
+                self._order.set_in_flight([*in_flight, *self._unfinished])
+            if tasks := schedule.tasks_to_submit(len(in_flight), batch, self.schedule.prefetch, steps_left):
+                super()._add_prompts_to_generate(tasks)
         return {}
-
-    def _submit_tasks(self) -> None:
-        batch = self.config.data.train_batch_size
-        last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
-        steps_left = last_step - self.global_steps + 1
-        in_flight = queue.unfinished_tasks()
-        if isinstance(self._order, HalfSolvedFirst):
-            self._order.set_in_flight([*in_flight, *self._unfinished])
-        tasks = schedule.tasks_to_submit(len(in_flight), batch, self.schedule.prefetch, steps_left)
-        if tasks:
-            super()._add_prompts_to_generate(tasks)
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         """Submits tasks to the rollout workers, and records them in the queue for a restart."""
@@ -377,10 +368,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         earlier = self._submissions.number(tasks, self.global_steps)
         batch[SUBMISSION] = torch.tensor(earlier)
         if self._opponents is not None:
-            drawn = [
-                str(self._opponents.draw(self.global_steps, int(task), number))
-                for task, number in zip(tasks, earlier, strict=True)
-            ]
+            numbered = zip(map(int, tasks), earlier, strict=True)
+            drawn = [str(self._opponents.draw(self.global_steps, *place)) for place in numbered]
             batch[OPPONENT] = NonTensorStack(*map(NonTensorData, drawn))
         most = 0 if self.settings.record is None else self.settings.record.train_tasks
         lowest = set(sorted(set(tasks))[:most])
@@ -424,13 +413,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _make_recorder(self) -> Recorder | None:
         """Returns the writer of the report's records; needs the step that the run resumes from."""
-        settings = self.settings.record
+        settings, folder = self.settings.record, Path(self.config.trainer.default_local_dir) / FOLDER
         if settings is None:
             return None
-        about = about_run(self.config, self.units)
-        files = RecordFiles(
-            Path(self.config.trainer.default_local_dir) / FOLDER, settings.max_megabytes, self.global_steps, about
-        )
+        files = RecordFiles(folder, settings.max_megabytes, self.global_steps, about_run(self.config, self.units))
         return Recorder(settings, files, {unit.name: unit.tokenizer for unit in self.units}, self.in_background)
 
     def in_background(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -473,28 +459,28 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.recorder.log({**self._sampled, **step_metrics(self._tags, self._signal)}, self.global_steps)
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
         tasks = self.train_dataloader.state_dict() if self._order is None else self._order.state()
-        states: dict[str, Any] = {"baselines": dict(self._baselines.values)}
-        if self._opponents is not None:
-            states["opponents"] = self._opponents.state()
-        if (critic := self._critic) is not None:
-            states["critic"] = critic.state()
+        states = {name: part.state() for name, part in self._stateful.items()}
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished, states)
         self._checkpoint = folder
         self.checkpoint_callback.on_save(
             trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
         )
 
+    @property
+    def _stateful(self) -> dict[str, Any]:
+        """What has a state in checkpoints, beside policies and tasks."""
+        parts = {"baselines": self._baselines, "opponents": self._opponents, "critic": self._critic}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def _load_checkpoint(self) -> None:
         """Resumes all policies and the order of tasks from the last complete step; unfinished tasks come first."""
         resumed = checkpoints.load(self.config.trainer, self.units)
         self.global_steps, tasks, unfinished, self._checkpoint, states = resumed
-        self._baselines.values.update(states.get("baselines", {}))
-        if self._opponents is not None and "opponents" in states:
-            self._opponents.restore(states["opponents"])
+        for name, part in self._stateful.items():
+            if name in states:
+                part.restore(states[name])
         if self._opponents is not None and not self._opponents.slots:
             self._freeze_self(0)
-        if (critic := self._critic) is not None:
-            critic.restore(states.get("critic", {}))
         if tasks is not None:
             if self._order is None and {"tried", "counts"} & tasks.keys():
                 raise ValueError(
@@ -556,10 +542,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._freeze()
 
     def _freeze(self) -> None:
-        """Has the garbage collectors of all processes skip what the start and the first step have made.
-
-        Does not wait for the actors; the next call finds one that has died.
-        """
+        """Has all garbage collectors skip what the start and the first step have made; does not wait for them."""
         for actor in chain(queue.actors(), *(unit.actors() for unit in self.hosts)):
             actor.__ray_call__.remote(compat.freeze_startup_objects)
         compat.freeze_startup_objects()

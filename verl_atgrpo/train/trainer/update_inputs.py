@@ -8,11 +8,11 @@ tests/trainer/test_row_parts.py compares all of it with verl's own trainer.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
@@ -23,8 +23,7 @@ from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.workers.utils.padding import response_to_nested
 
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
-from verl_atgrpo.train.rows.batch import Batch, is_padding
-from verl_atgrpo.train.rows.jagged import jagged, slices
+from verl_atgrpo.train.rows.batch import Batch, is_padding, jagged, slices
 from verl_atgrpo.train.rows.row_advantages import loss_weights, policy_advantages, weights_of
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF, versions
 
@@ -37,11 +36,8 @@ def merged(parts: Sequence[Part], per_row: bool) -> dict[str, float]:
     """Combines verl's rollout correction metrics of parts into those of all rows.
 
     A metric is a mean over tokens or rows, a maximum or a minimum, as in verl's `rollout_corr_helper`; standard
-    deviations are combined from the parts' means and standard deviations.
-
-    Args:
-        parts: at least one.
-        per_row: whether importance weights are per row (`rollout_is: sequence`).
+    deviations are combined from the parts' means and standard deviations. `per_row` says whether importance weights
+    are per row (`rollout_is: sequence`).
     """
     if len(parts) == 1:
         return parts[0][0]
@@ -49,34 +45,28 @@ def merged(parts: Sequence[Part], per_row: bool) -> dict[str, float]:
 
 
 def _merge(name: str, parts: Sequence[Part], per_row: bool) -> float:
-    values = [metrics[_PREFIX + name] for metrics, _, _ in parts]
-    tokens, rows = [part[1] for part in parts], [part[2] for part in parts]
+    def column(name: str) -> Any:
+        return np.array([metrics[_PREFIX + name] for metrics, _, _ in parts])
+
+    values, (tokens, rows) = column(name), np.array([part[1:] for part in parts]).T
     if name.endswith(("_max", "_max_deviation")):
-        return max(values)
+        return float(values.max())
     if name.endswith("_min"):
-        return min(values)
+        return float(values.min())
     if name == "rollout_is_seq_std":
-        means = [metrics[_PREFIX + "rollout_is_seq_mean"] for metrics, _, _ in parts]
-        mean, total = _mean(means, rows), sum(rows)
+        means = column("rollout_is_seq_mean")
+        apart = means - np.average(means, weights=rows)
         # Sample standard deviation, as torch.std.
-        within = sum(value**2 * (n - 1) for value, n in zip(values, rows, strict=True))
-        between = sum(n * (own - mean) ** 2 for own, n in zip(means, rows, strict=True))
-        return math.sqrt((within + between) / (total - 1))
+        return float(np.sqrt(((rows - 1) * values**2 + rows * apart**2).sum() / (rows.sum() - 1)))
     if name in ("rollout_is_std", "rollout_is_eff_sample_size"):
-        means = [metrics[_PREFIX + "rollout_is_mean"] for metrics, _, _ in parts]
-        mean = _mean(means, tokens)
+        means = column("rollout_is_mean")
+        mean = np.average(means, weights=tokens)
         if name == "rollout_is_std":
-            return math.sqrt(
-                _mean([value**2 + (own - mean) ** 2 for value, own in zip(values, means, strict=True)], tokens)
-            )
+            return float(np.sqrt(np.average(values**2 + (means - mean) ** 2, weights=tokens)))
         # Defined as mean^2 / (mean of squares).
-        return mean**2 / _mean([own**2 / value for value, own in zip(values, means, strict=True)], tokens)
+        return float(mean**2 / np.average(means**2 / values, weights=tokens))
     of_rows = "ppl" in name or "seq" in name or (per_row and name.startswith("rollout_is_ratio_fraction"))
-    return _mean(values, rows if of_rows else tokens)
-
-
-def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+    return float(np.average(values, weights=rows if of_rows else tokens))
 
 
 def deal(
@@ -84,20 +74,13 @@ def deal(
 ) -> tuple[list[int], dict[str, float]]:
     """Deals rows to optimizer steps, and those of a step to ranks, so that the candidates of a decision stay together.
 
-    Which rows are in a step depends on `seed` and the rows alone, not on ranks or prefix trees (but for padding, of
-    which ranks need different numbers). Candidates of a decision are parted only where all of them do not fit.
-
-    Args:
-        rows: their tags; padding is dealt evenly to steps, then to ranks.
-        ranks: data-parallel ranks.
-        mini_batches: optimizer steps; rows per rank must be a multiple of it.
-        seed: of the order of decisions, which mixes agents in a mini-batch.
-        shared: whether the workload of a decision's prompt counts once (prefix trees) or for every row.
+    Which rows are in a step depends on `seed` (of the order of decisions, which mixes agents) and the rows alone, not
+    on ranks or prefix trees (but for padding, of which ranks need different numbers). Candidates of a decision are
+    parted only where all of them do not fit. Padding is dealt evenly. `shared` says whether the workload of a
+    decision's prompt counts once (prefix trees) or for every row.
 
     Returns row numbers, and verl's metrics of the ranks' balance. Rank r owns the r-th of equal slices; of that, step
-    s takes the s-th of equal slices.
-
-    Raises ValueError if the rows cannot be dealt evenly.
+    s takes the s-th of equal slices. Raises ValueError if the rows cannot be dealt evenly.
     """
     size, rest = divmod(len(rows), ranks * mini_batches)
     if rest:
@@ -176,10 +159,7 @@ def write_temperatures(batch: Batch) -> None:
 
 
 class ProbsDifference:
-    """Accumulates the difference between the actor's and the servers' token probabilities.
-
-    Computes the metrics of `verl.utils.debug.metrics.calculate_debug_metrics` from sums over parts.
-    """
+    """Sums over parts what `verl.utils.debug.metrics.calculate_debug_metrics` computes at once."""
 
     def __init__(self) -> None:
         self._tokens = 0
@@ -230,12 +210,8 @@ def bypass_old_log_probs(batch: Batch) -> None:
 def write_old_log_probs(batch: Batch, actor: DictConfig, version: int | None = None) -> dict[str, float]:
     """Writes the responses' part of the log-probs of whole rows; returns verl's metrics of them and of the entropies.
 
-    Adds a tag to every row: `entropy`, the mean over its response tokens.
-
-    Args:
-        batch: rows with padding.
-        actor: verl's section.
-        version: rows of other weights are expected to differ and are not in `PROBS_DIFF`; None for all rows.
+    Adds a tag to every row: `entropy`, the mean over its response tokens. `actor` is verl's section. Rows of other
+    weights than `version` are expected to differ and are not in `PROBS_DIFF`; None for all rows.
     """
     # Totals of all rows, so that the parts' values add up. Every response token of a real row counts.
     real = batch.real
@@ -276,13 +252,9 @@ def write_advantages(
 ) -> dict[str, float]:
     """Writes the rows' advantages times their weights, after rollout correction, to the queue and into their tags.
 
-    Adds two tags to a row: `advantage`, and `trained_tokens`, the response tokens that were not rejected.
-
-    Args:
-        batch: rows with padding; groups complete.
-        spec: the estimator.
-        loss_agg_mode: verl's, by which rows are weighted (`row_advantages.loss_weights`).
-        correction: verl's section `algorithm.rollout_correction`, or None.
+    Adds two tags to a row: `advantage`, and `trained_tokens`, the response tokens that were not rejected. Groups are
+    complete. Rows are weighted by verl's `loss_agg_mode` (`row_advantages.loss_weights`); `correction` is verl's
+    section `algorithm.rollout_correction`, or None.
     """
     for tags in batch.tags:
         tags.update(advantage=0.0, trained_tokens=0 if is_padding(tags) else tags["response_len"])
@@ -306,10 +278,7 @@ def write_advantages(
 
 
 def _correct(batch: Batch, correction: Any, rejects: bool) -> dict[str, float]:
-    """Applies rollout correction, and takes rejected tokens from the tags; returns its metrics.
-
-    The metrics are of real rows; verl's own count padding as rows without a difference.
-    """
+    """Applies rollout correction and takes rejected tokens from the tags; returns its metrics, of real rows alone."""
     # Weights normalised over the batch, and statistics of rejected rows, cannot be combined from parts.
     at_once = rejects or correction.get("rollout_is_batch_normalize", False)
     collected = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -49,7 +48,7 @@ LEAK = 1e-3
 DENSE = 4096
 """Most tokens of a tree with a dense mask, which has their square as entries."""
 _warned: set[str] = set()
-"""Refusals that this process has logged: actor and reference model give the same."""
+"""What this process has logged: actor and reference model give the same."""
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
@@ -69,13 +68,13 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
         super().initialize()
         self.switch = twin.position_switch(self.module.config)
         self.refusal = self._refusal()
-        if self.refusal is not None and self.rank == 0 and self.refusal not in _warned:
-            _warned.add(self.refusal)
-            logger.warning(
-                "%s: no prefix trees, every row runs with its whole prompt: %s",
-                self.model_config.local_path,
-                self.refusal,
-            )
+        if self.refusal is not None and self.rank == 0:
+            self._warn_once(f"no prefix trees, every row runs with its whole prompt: {self.refusal}")
+
+    def _warn_once(self, what: str) -> None:
+        if what not in _warned:
+            _warned.add(what)
+            logger.warning("%s: %s", self.model_config.local_path, what)
 
     def _refusal(self) -> str | None:
         """Returns why this model or configuration takes no trees; the same on every rank."""
@@ -122,27 +121,20 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
     def _can_run(self, data: TensorDict, longest: int) -> bool:
         """Returns whether trees are made for rows of this kind, of `longest` tokens at most, on this rank."""
         if self.switch is not None and longest > self.switch:
-            reason = f"rows longer than {self.switch} tokens change the positions of a batch: theirs run without trees"
-            if reason not in _warned:
-                _warned.add(reason)
-                logger.warning("%s: %s", self.model_config.local_path, reason)
+            positions = f"rows longer than {self.switch} tokens change the positions of a batch"
+            self._warn_once(f"{positions}: theirs run without trees")
             return False
-        return (
-            data["position_ids"].dim() == 2
-            and not any(tu.get(data, "multi_modal_inputs", ()))
-            and not any(
-                tu.get_non_tensor_data(data=data, key=key, default=False)
-                for key in ("calculate_sum_pi_squared", "distillation_use_topk")
-            )
-        )
+        if data["position_ids"].dim() != 2 or any(tu.get(data, "multi_modal_inputs", ())):
+            return False
+        more = ("calculate_sum_pi_squared", "distillation_use_topk")
+        return not any(tu.get_non_tensor_data(data=data, key=key, default=False) for key in more)
 
     def _trees_of(self, data: TensorDict) -> list[Tree] | None:
         """Returns the batch as as many trees as every other rank has, or None where a rank needs plain rows."""
         ids, offsets = data["input_ids"].values().cpu(), data["input_ids"].offsets().cpu()
         lengths = offsets.diff()
-        rows = TokenRows(
-            ids.numpy(), offsets.numpy(), (lengths - data["response_mask"].offsets().cpu().diff()).numpy()
-        )
+        prompts = lengths - data["response_mask"].offsets().cpu().diff()
+        rows = TokenRows(ids.numpy(), offsets.numpy(), prompts.numpy())
         order = sort(rows)
         if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
             budget = int(data["max_token_len_per_gpu"])
@@ -150,9 +142,8 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
             budget = int(data["micro_batch_size_per_gpu"] * lengths.max())
         budget, trees = best_cut(rows, order, budget if self.square == math.inf else min(budget, DENSE), self.square)
         group, device = self.get_data_parallel_group(), get_device_id()
-        costs = torch.tensor(
-            [cost(lengths.numpy(), self.square), trees, not self._can_run(data, int(lengths.max()))], device=device
-        )
+        plain, refused = cost(lengths.numpy(), self.square), not self._can_run(data, int(lengths.max()))
+        costs = torch.tensor([plain, trees, refused], device=device)
         all_reduce(costs, ReduceOp.SUM, group)
         if costs[2] or costs[0] < self.worth * costs[1]:
             return None
@@ -223,12 +214,8 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
         if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
             made["entropy"] = entropies(logits, packed, temperature)
         # verl keeps a token's log-prob at the place of the token before it.
-        places = torch.cat(
-            [
-                torch.arange(end - 1 - count, end - 1)
-                for end, count in zip(offsets.tolist()[1:], packed.counts, strict=True)
-            ]
-        ).to(logits.device)
+        ends = zip(offsets.tolist()[1:], packed.counts, strict=True)
+        places = torch.cat([torch.arange(end - 1 - count, end - 1) for end, count in ends]).to(logits.device)
         return {
             name: torch.nested.nested_tensor_from_jagged(
                 values.new_zeros(int(offsets[-1])).index_put((places,), values), offsets
@@ -249,14 +236,14 @@ class Figures(NamedTuple):
 
 
 def compare(engine: TreeEngine) -> Figures:
-    """Compares log-probs of some rows in a tree and one by one; returns the largest figures of any rank.
-
-    To be called on every rank at once, when the model is built. Raises what the model raises.
-    """
+    """Compares log-probs of rows in a tree and one by one, on every rank at once; returns the largest figures."""
     before, vocabulary = (engine.refusal, engine.worth), engine.module.config.get_text_config().vocab_size
+    rows = twin.branching(vocabulary, 12, (8, 3), (4, 7, 10, 13))
+    first = min(rows, key=lambda row: row[0] + row[1])  # comes first in the tree
+    changed = (first[0], [first[1][0], *((token + 1) % vocabulary for token in first[1][1:])])
 
-    def computed(changed: bool) -> Tensor:
-        data, responses = _sample_rows(vocabulary, changed)
+    def computed(rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+        data, responses = _as_batch(rows)
         tu.assign_non_tensor(data, use_remove_padding=engine.use_remove_padding)
         with engine.eval_mode():
             output = engine.infer_batch(data)["model_output"]["log_probs"]
@@ -265,47 +252,21 @@ def compare(engine: TreeEngine) -> Figures:
 
     try:
         engine.worth, engine.refusal = 0.0, "for comparison"
-        plain = computed(changed=False)
+        plain = computed(rows)
         engine.refusal = None
-        trees, others = (computed(changed) for changed in (False, True))
+        trees, others = computed(rows), computed([changed if row is first else row for row in rows])
     finally:
         engine.refusal, engine.worth = before
     apart = (plain - trees).abs()
-    kept = torch.ones(len(trees), dtype=torch.bool)
-    kept[_changed_tokens(vocabulary)] = False
+    kept = torch.cat([torch.full((len(row[1]),), row is not first) for row in rows])
     figures = torch.stack([apart.max(), apart.median(), (trees - others).abs()[kept].median()])
     figures = figures.float().to(get_device_id())
     all_reduce(figures, ReduceOp.MAX, engine.get_data_parallel_group())  # all ranks decide alike
     return Figures(*figures.tolist())
 
 
-def _made_rows(vocabulary: int, changed: bool) -> tuple[list[tuple[list[int], list[int]]], int]:
-    """Returns eight rows of random tokens that branch at two depths, and which of them comes first in a tree.
-
-    If `changed`, that row's answer has other tokens after its first one.
-    """
-    rng = random.Random(0)
-
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(vocabulary) for _ in range(count)]
-
-    stem = tokens(12)
-    rows = [(prompt, tokens(4 + 3 * k)) for prompt in (stem + tokens(8), stem + tokens(3)) for k in range(4)]
-    first = min(range(len(rows)), key=lambda row: rows[row][0] + rows[row][1])
-    if changed:
-        rows[first][1][1:] = tokens(len(rows[first][1]) - 1)
-    return rows, first
-
-
-def _changed_tokens(vocabulary: int) -> slice:
-    rows, first = _made_rows(vocabulary, changed=False)
-    start = sum(len(response) for _, response in rows[:first])
-    return slice(start, start + len(rows[first][1]))
-
-
-def _sample_rows(vocabulary: int, changed: bool = False) -> tuple[TensorDict, Tensor]:
-    """Returns the rows as a batch, the same in every process, and the mask of their responses."""
-    rows, _ = _made_rows(vocabulary, changed)
+def _as_batch(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[TensorDict, Tensor]:
+    """Returns prompts with answers as a batch of verl's, and the mask of the answers."""
 
     def jagged(values: Sequence[Sequence[int]]) -> Tensor:
         made: Tensor = torch.nested.as_nested_tensor([torch.tensor(each) for each in values], layout=torch.jagged)
@@ -313,16 +274,7 @@ def _sample_rows(vocabulary: int, changed: bool = False) -> tuple[TensorDict, Te
 
     ids = [prompt + response for prompt, response in rows]
     mask = jagged([[1] * len(response) for _, response in rows])
-    fields = {
-        "input_ids": jagged(ids),
-        "position_ids": jagged([list(range(len(row))) for row in ids]),
-        "response_mask": mask,
-        "loss_mask": mask,
-    }
-    plain = {
-        "temperature": 1.0,
-        "use_dynamic_bsz": True,
-        "max_token_len_per_gpu": sum(map(len, ids)),
-        "pad_token_id": 0,
-    }
-    return tu.get_tensordict(fields, plain), mask
+    positions = jagged([range(len(row)) for row in ids])
+    fields = {"input_ids": jagged(ids), "position_ids": positions, "response_mask": mask, "loss_mask": mask}
+    plain = {"temperature": 1.0, "use_dynamic_bsz": True, "pad_token_id": 0}
+    return tu.get_tensordict(fields, {**plain, "max_token_len_per_gpu": sum(map(len, ids))}), mask

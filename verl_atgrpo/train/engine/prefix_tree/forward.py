@@ -41,24 +41,13 @@ class Packed:
     def of(cls, tree: Tree, device: torch.device | str) -> Packed:
         """Moves a tree to a device."""
         nodes, predictors = torch.from_numpy(tree.predictors).unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        return cls(
-            tokens=torch.from_numpy(tree.tokens).to(device),
-            depths=torch.from_numpy(tree.depths).to(device),
-            ends=torch.from_numpy(tree.ends).to(device),
-            predictors=predictors.to(device),
-            nodes=nodes.to(device),
-            labels=torch.from_numpy(tree.labels).to(device),
-            counts=tree.counts.tolist(),
-        )
+        arrays = (tree.tokens, tree.depths, tree.ends, tree.labels)
+        tokens, depths, ends, labels = (torch.from_numpy(one).to(device) for one in arrays)
+        return cls(tokens, depths, ends, predictors.to(device), nodes.to(device), labels, tree.counts.tolist())
 
 
 def dense_mask(packed: Packed, window: int | None = None) -> Tensor:
-    """Returns which tokens see which, [1, 1, L, L] of bool: ancestors and themselves.
-
-    Args:
-        packed: the tree.
-        window: how many positions back a token sees, itself included; None for all.
-    """
+    """Returns which tokens see which, [1, 1, L, L] of bool: themselves and ancestors, `window` places back."""
     index = torch.arange(len(packed.tokens), device=packed.tokens.device)
     visible = (index <= index[:, None]) & (index[:, None] < packed.ends)
     if window is not None:
@@ -81,14 +70,7 @@ def block_mask(packed: Packed, window: int | None = None) -> Any:
 
 
 def model_inputs(packed: Packed, config: Any) -> dict[str, Any]:
-    """Returns the keyword arguments of a transformers causal language model.
-
-    Args:
-        packed: the tree.
-        config: the model's; names its attention implementation, sliding windows and which layers have them.
-
-    Raises ValueError for an attention implementation that takes no mask of one's own.
-    """
+    """Returns a causal language model's keyword arguments; raises ValueError for attention that takes no such mask."""
     text = config.get_text_config()
     implementation = text._attn_implementation
     if implementation not in ("sdpa", "eager", FLEX):
@@ -121,19 +103,13 @@ def model_inputs(packed: Packed, config: Any) -> dict[str, Any]:
 def log_probs(logits: Tensor, packed: Packed, temperature: float | Tensor = 1.0) -> Tensor:
     """Returns every response token's log-probability, [M] of float32.
 
-    Args:
-        logits: at `packed.nodes`, [N, vocabulary].
-        packed: the tree.
-        temperature: of the distribution; of all rows, or of each, [rows].
+    Shapes: logits at `packed.nodes`, [N, vocabulary]; temperature of all rows, or of each, [rows].
     """
     return _of_tokens(logits, packed, temperature, lambda logs, places, labels: logs[places, labels])
 
 
 def entropies(logits: Tensor, packed: Packed, temperature: float | Tensor = 1.0) -> Tensor:
-    """Returns the entropy of the distribution that each response token was sampled from, [M] of float32, in nats.
-
-    The arguments are those of `log_probs`.
-    """
+    """Returns the entropy of every response token's distribution, [M] of float32, in nats; as `log_probs`."""
     return _of_tokens(logits, packed, temperature, lambda logs, places, _: -(logs.exp() * logs).sum(-1)[places])
 
 

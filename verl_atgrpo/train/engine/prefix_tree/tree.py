@@ -47,10 +47,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of tokens, laid end to end.
-
-    Raises ValueError if a row has no prompt, or none of its tokens is a response's.
-    """
+    """Rows of tokens, laid end to end; raises ValueError if one has no prompt or no response."""
 
     tokens: Ints
     """Prompts and responses, row after row."""
@@ -103,13 +100,8 @@ def sort(rows: TokenRows) -> Order:
 def cut(rows: TokenRows, order: Order, budget: int, at_least: int = 1) -> list[slice]:
     """Cuts sorted rows into trees of at most `budget` input tokens; a longer row is a tree of its own.
 
-    Args:
-        rows: all of them.
-        order: of `sort`.
-        budget: input tokens of a tree.
-        at_least: how many trees there must be: as many as on other ranks, which run the model together.
-
-    Raises ValueError if there are fewer rows than `at_least`.
+    There are `at_least` so many: as many as on other ranks, which run the model together. Raises ValueError if there
+    are fewer rows.
     """
     if at_least > len(rows):
         raise ValueError(f"{len(rows)} rows cannot be {at_least} trees")
@@ -136,9 +128,7 @@ def cut(rows: TokenRows, order: Order, budget: int, at_least: int = 1) -> list[s
 def cost(lengths: Ints, square: float) -> float:
     """Returns what a model takes for sequences of these lengths, in tokens without attention.
 
-    Args:
-        lengths: tokens of the sequences.
-        square: length at which attention, which grows with the square, costs as much as all else; may be infinite.
+    `square` is the length at which attention, which grows with the square, costs as much as all else, or infinite.
     """
     return float((lengths * (1 + lengths / square)).sum())
 
@@ -152,9 +142,7 @@ def best_cut(rows: TokenRows, order: Order, budget: int, square: float) -> tuple
     before = np.concatenate([[0], np.cumsum(inputs - order.shared)])
     found: list[tuple[float, int]] = []
     while not found or (budget >= _SMALL and square < np.inf):
-        parts = cut(rows, order, budget)
-        starts = np.array([part.start for part in parts])
-        ends = np.array([part.stop for part in parts])
+        starts, ends = np.array([(part.start, part.stop) for part in cut(rows, order, budget)]).T
         lengths = before[ends] - before[starts] + order.shared[starts]  # the first row of a tree shares nothing
         found.append((cost(lengths, square), budget))
         budget //= 2

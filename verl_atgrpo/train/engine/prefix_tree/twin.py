@@ -33,13 +33,7 @@ _GAIN = 2.0
 
 
 def refusal(config: Any, implementation: str, device: str) -> str | None:
-    """Returns why a model takes no trees, or None.
-
-    Args:
-        config: the model's, of transformers.
-        implementation: attention of its trees, as transformers names it.
-        device: where it is tried.
-    """
+    """Returns why a model of transformers takes no trees with this implementation of attention, or None."""
     text = config.get_text_config()
     if getattr(text, "attn_temperature_tuning", None):
         return "attn_temperature_tuning scales attention by a token's place in the batch, not by its position"
@@ -89,10 +83,7 @@ def _mappings(values: Sequence[object]) -> Iterator[Mapping[str, Any]]:
 
 
 def twin(config: Any, implementation: str, device: str) -> torch.nn.Module:
-    """Returns a model of this kind in float32: the first layers with one of every kind, random weights, short windows.
-
-    The global random state is left as it is.
-    """
+    """Returns a small model of this kind: float32, the first layers of every kind, random weights, short windows."""
     from transformers import AutoModelForCausalLM
 
     small = copy.deepcopy(config.get_text_config())
@@ -130,33 +121,31 @@ def twin(config: Any, implementation: str, device: str) -> torch.nn.Module:
     return made
 
 
-def sample_rows() -> TokenRows:
-    """Returns rows that branch at three depths, half of them longer than WINDOW, in a tree that is longer still."""
+def branching(
+    vocabulary: int, stem: int, prompts: Sequence[int], answers: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Returns prompts with answers, of random tokens and these lengths: prompts begin alike, each has all answers."""
     rng = random.Random(0)
 
     def tokens(count: int) -> list[int]:
-        return [rng.randrange(VOCABULARY) for _ in range(count)]
+        return [rng.randrange(vocabulary) for _ in range(count)]
 
-    stem = tokens(6)
-    prompts = [stem + tokens(5), stem + tokens(3), stem + tokens(2 * WINDOW)]
-    rows = [(prompt, tokens(1 + 4 * k)) for prompt in prompts for k in range(3)]
-    ids = [prompt + response for prompt, response in rows]
-    return TokenRows(
-        np.concatenate(ids).astype(np.int64),
-        np.cumsum([0, *map(len, ids)]),
-        np.array([len(prompt) for prompt, _ in rows]),
-    )
+    start = tokens(stem)
+    begun = [start + tokens(count) for count in prompts]
+    return [(prompt, tokens(count)) for prompt in begun for count in answers]
+
+
+def sample_rows() -> TokenRows:
+    """Returns rows that branch at three depths, half of them longer than WINDOW, in a tree that is longer still."""
+    rows = branching(VOCABULARY, 6, (5, 3, 2 * WINDOW), (1, 5, 9))
+    ids, prompts = [prompt + answer for prompt, answer in rows], [len(prompt) for prompt, _ in rows]
+    return TokenRows(np.concatenate(ids).astype(np.int64), np.cumsum([0, *map(len, ids)]), np.array(prompts))
 
 
 def difference(model: torch.nn.Module) -> tuple[float, float]:
-    """Returns by how much (nats) log-probs of `sample_rows` differ in a tree and alone, and in two training passes.
-
-    Args:
-        model: of transformers, in float32.
-    """
+    """Returns by how much (nats) log-probs of `sample_rows` differ in a tree and alone, and in two training passes."""
     rows = sample_rows()
-    order = sort(rows)
-    tree = pack(rows, order, slice(0, len(rows)))
+    tree = pack(rows, sort(rows), slice(0, len(rows)))
     model.eval()
     plain = torch.cat([_alone(model, rows, row) for row in tree.rows.tolist()])
     apart = (tree_log_probs(model, tree) - plain).abs().max().item()
