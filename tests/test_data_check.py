@@ -13,7 +13,7 @@ from fakes.jobs import asked
 
 from verl_atgrpo import Environment, Outcome, Split, make
 from verl_atgrpo.cli import main
-from verl_atgrpo.play import data_check
+from verl_atgrpo.play import data_check, registry
 from verl_atgrpo.play.environment import RowDefect
 from verl_atgrpo.recipes import compose
 from verl_atgrpo.train.config.job_rules import of_bad_rows
@@ -171,6 +171,20 @@ def test_all_rows_are_graded_by_the_command(tmp_path: Path, capsys: pytest.Captu
         "train row 7: its own solution fails\n100 train rows graded, 1.0% with a defect (1: its own solution fails)",
         False,
     )
+
+
+def test_a_part_of_a_mixture_is_graded_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside four times as many generated tasks, bad rows would be a fifth of all."""
+    monkeypatch.setitem(registry._REGISTRY, "rows", Rows)
+    bad = {"weight": 1, "name": "rows", "bad": tuple(range(100)), "val_tasks": 5}
+    made = make("mixture", parts={"walk": {"weight": 4}, "bad": bad})
+    with pytest.raises(ConfigError, match=r"environment\.parts\.bad\.train: 32 train rows graded, 100\.0% with a"):
+        asked(of_bad_rows, settings(train_tasks=100, val_tasks=200), made)
+    text, failed = data_check.report(made, {"train": 40, "val": 105}, 0.25)
+    assert failed and "parts.bad.train row 0: its own solution fails\n" in text
+    assert text.endswith("parts.bad: 5 val rows graded, 100.0% with a defect (5: its own solution fails)")
+    generated = make("mixture", parts={"walk": {}, "number_search": {}})
+    assert data_check.report(generated, {"train": 5, "val": 5}, 0.0) == ("", False)
 
 
 def test_generated_tasks_have_no_rows() -> None:

@@ -110,12 +110,16 @@ def test_validation_has_each_parts_tasks_and_data_sets() -> None:
         made.task("val", 7)
 
 
-def test_tasks_of_two_parts_are_different_problems_and_those_of_one_are_compared() -> None:
-    made = mixture(a={"name": "sums"}, b={"name": "sums"})
+def test_tasks_of_two_environments_are_different_problems_and_those_of_one_are_compared() -> None:
+    made = mixture(a={"name": "sums"}, b={"name": "sets"})
     first, second = made.task("train", 0), made.task("train", 1)
     assert (first.part, second.part, first.task) == ("a", "b", second.task)
     assert made.fingerprint(first) != made.fingerprint(second)
     assert made.task_key(first) != made.task_key(second)
+    # One part may not validate on what another one of the same environment trains on.
+    shared = mixture(a={"name": "sums"}, b={"name": "sums", "offset": -100})
+    (found, *_) = contamination.overlaps(shared, 14, 6)
+    assert (shared.part_of("val", found.val), shared.part_of("train", found.train)) == ("b", "a")
     check_declared(made, "mixture")
     check_first_tasks(made, "mixture")
     assert not list(contamination.overlaps(made, 14, 6))

@@ -207,12 +207,15 @@ class TurnGame(Environment):
             illegal += after is None or not after.move.legal
             if after is None:
                 returns[agent] += self.illegal_reward
+                if agent not in side and self.on_illegal == "end":  # as if the side had played the move that wins
+                    returns |= {name: returns[name] - self.illegal_reward for name in side}
                 continue
             for name, reward in after.move.rewards.items():
                 returns[name] += reward
             replies, position = (*replies, reply.text), after
         mean = _mean([returns[name] for name in side])
-        success = position.asked is None and mean >= self.success_return - _ROUNDING
+        over = position.asked is None or (refused and position.asked[0] not in side)
+        success = over and mean >= self.success_return - _ROUNDING
         metrics = {"steps": float(steps), "illegal": float(illegal)}
         return Outcome(success, mean, metrics | {f"return_{name}": total for name, total in returns.items()})
 

@@ -122,6 +122,18 @@ def test_policies_that_do_not_fit_are_refused(
         ),
         (["+at_grpo.critic.agents=[]"], r"^at_grpo\.critic\.agents=\[\]: "),
         (
+            ["+at_grpo.critic.warmup=7", "trainer.total_training_steps=7"],
+            r"^at_grpo\.critic\.warmup=7: the run has 7 steps, so it never scores; lower it",
+        ),
+        (
+            ["at_grpo.episode_reward=own"],
+            r"^at_grpo\.episode_reward='own' has no effect with critic\.weight=1; lower that",
+        ),
+        (
+            ["transfer_queue.backend.SimpleStorage.total_storage_size=512"],
+            r"size=512: a step makes at least 1024 rows, 32 tasks x 8 candidates x decisions of an episode x 4 with",
+        ),
+        (
             ["~at_grpo.environment", "+at_grpo.environment={name: tic_tac_toe}", "at_grpo.opponents={policy: critic}"],
             r"^at_grpo\.opponents\.policy='critic': name the policy whose past selves play, one that is trained",
         ),

@@ -129,6 +129,22 @@ def test_a_tree_among_branches_has_no_branch_points(compose: Any) -> None:
     assert settings.of_part("walk").branch is None and settings.of_part("search").branch is not None
 
 
+def test_every_part_that_branches_has_a_branch_point(compose: Any) -> None:
+    branches = ("at_grpo.scheme=branch", "+at_grpo.branch={at: {search.judge: 1}}", "at_grpo.candidates=2")
+    with pytest.raises(ConfigError, match=r"^at_grpo\.branch\.at names no agent of walk, whose episodes would fail"):
+        settings_of(compose, *branches)
+
+
+def test_a_data_set_that_is_not_validated_is_named(compose: Any, caplog: pytest.LogCaptureFixture) -> None:
+    game = "{name: tic_tac_toe, style: compact, val_games: 20, val_tasks: 30}"
+    both = f"+at_grpo.environment={{name: mixture, parts: {{walk: {{val_tasks: 3}}, game: {game}}}}}"
+    of_game = "at_grpo.parts={game: {scheme: parallel, estimator: rae}}"
+    check_run(compose("plan_path_cpu", MIXTURE[0], both, of_game))
+    assert "no task of" not in caplog.text
+    check_run(compose("plan_path_cpu", MIXTURE[0], both.replace("val_tasks: 30", "val_tasks: 20"), of_game))
+    assert "environment.parts.game.val_tasks=20: no task of 'search' is played, which begin at 20" in caplog.text
+
+
 def test_verls_switch_holds_for_parts(compose: Any) -> None:
     settings = settings_of(compose, "at_grpo.parts={walk: {estimator: grpo}, search: {estimator: rloo}}")
     specs = {"": settings.estimator_spec(False), **settings.estimator_spec(False).parts}

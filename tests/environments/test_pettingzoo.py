@@ -100,6 +100,31 @@ def test_each_player_may_be_in_training_in_turn() -> None:
     assert make("pettingzoo", env=f"{THIS}:uneven", actions=["up", "down"], style="compact").opponents(0) == ()
 
 
+@pytest.mark.parametrize("on_illegal", ["end", "again"])
+def test_an_opponent_that_answers_illegally_has_lost(on_illegal: str) -> None:
+    env = make(
+        "pettingzoo",
+        env=f"{THIS}:uneven",
+        actions=["up", "down"],
+        style="compact",
+        team="turns",
+        max_steps=4,
+        on_illegal=on_illegal,
+    )
+    for index in range(4):
+        task = env.task("train", index)
+        (opponent,) = env.opponents(task)
+        (side,) = {"north", "south"} - {opponent}
+        record = scripted(env, task, {side: lambda prompt, k: "up", opponent: lambda prompt, k: "sideways"})
+        found = record.outcome.metrics
+        before = sum(one.candidates[0].score.local for one in record.decisions if one.agent == side)
+        assert found[f"return_{opponent}"] < 0
+        if on_illegal == "end":
+            assert record.outcome.success and found[f"return_{side}"] == pytest.approx(before + 1)
+        else:
+            assert not record.outcome.success and found[f"return_{side}"] == pytest.approx(before)
+
+
 def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_repeats_the_prompt() -> None:
     replies = ["sideways", "Action: up", "up", "UP", " "]
     team = walkers(lambda prompt, k: replies[k % 5])

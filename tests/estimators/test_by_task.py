@@ -109,3 +109,13 @@ def test_a_parts_estimator_sees_its_own_rows_only() -> None:
     # What all parts share comes last.
     spec = replace(plain, by_task="rows", parts={"duel": replace(team, scale="none")})
     assert team_advantages(rewards, made, spec).tolist() == pytest.approx([-1.0, 1.0, -1.0, 1.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("narrow_first", [True, False])
+def test_what_is_said_of_an_agent_comes_before_what_is_said_of_its_part(narrow_first: bool) -> None:
+    rewards = [1.0, 0.0, 0.0, 0.0]
+    rows = [{"group": "t", "agent": "walk.navigator", "reward": reward, "response_len": 1} for reward in rewards]
+    agents = {"walk.navigator": {"scale": "none"}, "walk": {"scale": "std"}}
+    given = agents if narrow_first else dict(reversed(agents.items()))
+    found = advantages({"preset": "at_grpo", "agents": given}, rows)
+    assert found == pytest.approx([0.75, -0.25, -0.25, -0.25])

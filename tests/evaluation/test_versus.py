@@ -65,16 +65,24 @@ def test_only_opponents_are_answered_for(task: int, side: str) -> None:
     }
 
 
-def row(reward: float, failed: Failure | None = None, against: str = "other") -> EpisodeRow:
+def row(reward: float, failed: Failure | None = None, against: str = "other", task: int = 0) -> EpisodeRow:
     sides = {"x": AgentUsage("own", 1, 1, 1, 0), "o": AgentUsage(against, 1, 1, 1, 0)}
-    return EpisodeRow(0, "", 0, 0, reward >= 0, reward, {}, 1, 1, sides, failed, 0.0)
+    return EpisodeRow(task, "", 0, 0, reward >= 0, reward, {}, 1, 1, sides, failed, 0.0)
 
 
 def test_games_are_counted_by_their_reward() -> None:
-    rows = [row(1.0)] * 6 + [row(0.0)] * 2 + [row(-1.0)] * 2 + [row(0.0, Failure("engine", "gone"))]
+    ends = [1.0] * 6 + [0.0] * 2 + [-1.0] * 2
+    rows = [*(row(end, task=task) for task, end in enumerate(ends)), row(0.0, Failure("engine", "gone"))]
     # Against a program.
     rows += [row(1.0, against="own")] * 50
     text = games(rows, "runs/other", ["other"])
     assert text.startswith("against runs/other: 60.0% won, 20.0% drawn, 20.0% lost of 10 games; +1")
     assert "Elo points, 95% interval -" in text
     assert games(rows[10:], "runs/other", ["other"]) == "against runs/other: no game, all failed"
+
+
+def test_games_of_one_task_may_be_alike() -> None:
+    """Four tasks, each with 32 times the same game, say no more than four games."""
+    once = [row(end, task=task) for task, end in enumerate((1.0, 1.0, 1.0, -1.0))]
+    few, many = (games(rows, "b", ["other"]).partition(" games; ")[2] for rows in (once, once * 32))
+    assert few == many and "95% interval -" in few

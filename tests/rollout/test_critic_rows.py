@@ -157,9 +157,11 @@ def test_hindsight_needs_room() -> None:
 
     given = {"environment": {"name": "plan_path"}, **CRITIC}
     texts = hindsights(AtGrpoConfig.from_mapping(given), Pair())
-    check_hindsight(texts, TOKENIZER, data(size))
-    with pytest.raises(ConfigError, match=r"^at_grpo\.critic: Environment\.hindsight says \d+ tokens of a task, and"):
-        check_hindsight(texts, TOKENIZER, data(size - 1))
+    check_hindsight(texts, TOKENIZER, data(2 * size))
+    with pytest.raises(
+        ConfigError, match=rf"^at_grpo\.critic: .* says {size} tokens of a task, which with the prompt"
+    ):
+        check_hindsight(texts, TOKENIZER, data(2 * size - 1))
 
 
 @pytest.mark.parametrize("name", ["plan_path", "sudoku", "number_search"])

@@ -21,6 +21,10 @@ from verl_atgrpo.train.serving.served_weights import ServedWeights, ServedWeight
         ("float32", [3e-9, 3e-3], [2]),  # a head that was not tied again
         ("float32", [1e-6, 7e-3, 8e-3, 1e-6, 7e-3], [2, 5]),  # once while it lasts
         ("bfloat16", [0.08, 0.42], [2]),  # weights of the step before, rounded
+        ("bfloat16", [0.9, 0.9, 0.95], [1]),  # wrong from the first step on, or since it was resumed
+        ("bfloat16", [0.2, 0.49, 0.51], [3]),
+        ("float16", [0.2, 0.1, 0.16], [1, 3]),
+        ("float32", [0.04, 0.04], [1]),
         ("float16", [0.015, 0.3], [2]),
         ("float16", [0.001, 0.0099], []),
         ("bfloat16", [0.004, 0.06], [2]),

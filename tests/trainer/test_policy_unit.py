@@ -913,4 +913,4 @@ def test_scores_are_added_to_the_rewards_of_their_rows() -> None:
     rows = Batch(["a", "b"], [{"reward": 1.0}, {"reward": 2.0}])
     scored = Batch(["x", "pad"], [{"critic": "b", "score": 1.0}, {"critic": "b", "is_padding": True}])
     mix_scores(rows, scored, weight=0.5)
-    assert rows.tags == [{"reward": 1.0}, {"reward": 1.5, "critic_score": 1.0}]
+    assert rows.tags == [{"reward": 1.0}, {"reward": 1.5, "critic_score": 1.0, "without_critic": 2.0}]

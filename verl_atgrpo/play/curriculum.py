@@ -92,6 +92,10 @@ class Curriculum(Nested):
         size = tasks_of(self.levels[level], split)
         return LevelTask(level, self.levels[level].task(split, place if size is None else place % size))
 
+    @property
+    def environments(self) -> Sequence[Environment]:
+        return self.levels
+
     def environment_of(self, task: LevelTask) -> Environment:
         """Returns the task's level."""
         return self.levels[task.level]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from verl_atgrpo.play.environment import Environment, RowDefect
+from verl_atgrpo.play.environment_check import tasks_of
+from verl_atgrpo.play.mixture import Mixture
+from verl_atgrpo.play.nested import Nested
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.types import Split
 
@@ -45,7 +48,25 @@ class RowCheck:
 
 def has_rows(env: Environment) -> bool:
     """Returns whether an environment can say what is wrong with its tasks."""
+    if isinstance(env, Nested):
+        return any(map(has_rows, env.environments))
     return type(env).row_defect is not Environment.row_defect
+
+
+def with_rows(env: Environment, sizes: Mapping[Split, int]) -> Iterator[tuple[str, Environment, Mapping[Split, int]]]:
+    """Yields what is graded by itself: an environment with rows, or each such part of a mixture.
+
+    Its place below `at_grpo.environment`, itself, and its numbers of tasks; those of the run are `sizes`.
+    """
+    if not isinstance(env, Mixture):
+        if has_rows(env):
+            yield "", env, sizes
+        return
+    for part in env.parts.values():
+        if has_rows(part.environment):
+            train = tasks_of(part.environment, "train")
+            most = sizes["train"] if train is None else min(train, sizes["train"])
+            yield f"parts.{part.name}.", part.environment, {"train": most, "val": part.val_tasks}
 
 
 def sample(env: Environment, split: Split, size: int, most: int = SAMPLE) -> list[int]:
@@ -89,15 +110,14 @@ def report(env: Environment, sizes: dict[Split, int], bound: float, shown: int =
     Returns a line for each of the first `shown` rows with a defect and a summary, split by split, and whether a share
     of defects is above the `bound` of a training (`at_grpo.max_bad_rows`); no line if the tasks are generated.
     """
-    if not has_rows(env):
-        return "", False
     lines, failed = [], False
-    for split, size in sizes.items():
-        check = check_rows(env, split, range(size))
-        listed = list(check.defects.items())[:shown]
-        lines += [f"{split} row {index}: {what}" for index, what in listed]
-        if len(check.defects) > shown:
-            lines.append(f"... and {len(check.defects) - shown:,} more")
-        lines.append(str(check))
-        failed |= check.share > bound
+    for where, one, of_one in with_rows(env, sizes):
+        for split, size in of_one.items():
+            check = check_rows(one, split, range(size))
+            listed = list(check.defects.items())[:shown]
+            lines += [f"{where}{split} row {index}: {what}" for index, what in listed]
+            if len(check.defects) > shown:
+                lines.append(f"... and {len(check.defects) - shown:,} more")
+            lines.append(f"{where.removesuffix('.')}: {check}".removeprefix(": "))
+            failed |= check.share > bound
     return "\n".join(lines), failed

@@ -109,17 +109,25 @@ class Mixture(Nested):
         part, place = self._place(split, index)
         return Task(part.name, part.environment.task(split, place))
 
+    @property
+    def environments(self) -> Sequence[Environment]:
+        return [part.environment for part in self.parts.values()]
+
     def environment_of(self, task: Task) -> Environment:
         """Returns the task's part."""
         return self.parts[task.part].environment
 
     def fingerprint(self, task: Task) -> str:
-        """Returns its part's, with the part's name."""
-        return f"{task.part}: {super().fingerprint(task)}"
+        """Returns its part's, with the environment's class: parts of one class may have the same problem."""
+        return f"{self._class_of(task)}: {super().fingerprint(task)}"
 
     def task_key(self, task: Task) -> str:
-        """Returns its part's, with the part's name."""
-        return f"{task.part}: {super().task_key(task)}"
+        """Returns its part's, with the environment's class."""
+        return f"{self._class_of(task)}: {super().task_key(task)}"
+
+    def _class_of(self, task: Task) -> str:
+        kind = type(self.environment_of(task))
+        return f"{kind.__module__}.{kind.__qualname__}"
 
     def opponents(self, task: Task) -> Sequence[str]:
         """Returns its part's, under their names here."""

@@ -22,6 +22,11 @@ class Nested(Environment):
     def environment_of(self, task: Any) -> Environment:
         """Returns the environment of a task."""
 
+    @property
+    @abstractmethod
+    def environments(self) -> Sequence[Environment]:
+        """Its environments."""
+
     def fingerprint(self, task: Any) -> str:
         return self.environment_of(task).fingerprint(task.task)
 
@@ -44,8 +49,8 @@ class Nested(Environment):
 class Shares:
     """Chooses among numbers: the one that is furthest behind its share is next, at ties the first.
 
-    Of any choices in a row each number has its share to less than one at either end. Weights may change between
-    choices; what a number is behind or ahead by then stays.
+    Of any choices in a row each number has its share to about one at either end. Weights may change between choices;
+    what a number is behind or ahead by then stays.
     """
 
     def __init__(self, credit: Sequence[float]) -> None:

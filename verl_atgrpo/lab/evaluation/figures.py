@@ -7,7 +7,7 @@ episodes, and intervals are of tasks' means.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -286,8 +286,13 @@ def games(rows: Iterable[EpisodeRow], other: str, players: Collection[str]) -> s
     if not rewards:
         return f"against {other}: no game, all failed"
     shares = ratings.results(rewards)
-    score = math.fsum(map(ratings.score_of, rewards))
-    rating = ratings.elo({("team", "other"): (score, float(len(rewards)))}, "other")["team"]
+    by_task: dict[int, list[float]] = defaultdict(list)
+    for row in played:
+        if row.failed is None:
+            by_task[row.task].append(ratings.score_of(row.team_reward))
+    # A task counts as one game: those of the same task may be alike.
+    score = math.fsum(math.fsum(scores) / len(scores) for scores in by_task.values())
+    rating = ratings.elo({("team", "other"): (score, float(len(by_task)))}, "other")["team"]
     won, drawn, lost = (f"{shares[name]:.1%}" for name in ("win", "draw", "loss"))
     return (
         f"against {other}: {won} won, {drawn} drawn, {lost} lost of {counted(len(rewards), 'game')}; "

@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.train.chat import Chat
-from verl_atgrpo.train.config.job import longest_row
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
 
 _SENTINELS = ("one prompt", "another prompt")
@@ -134,11 +133,11 @@ def hindsights(settings: AtGrpoConfig, environment: Environment) -> list[str]:
 
 
 def check_hindsight(texts: Iterable[str], tokenizer: Any, data: DictConfig) -> None:
-    """Raises ConfigError if what an environment says in hindsight leaves less than half of a row for the prompt."""
-    room, _ = longest_row(data)
+    """Raises ConfigError if what an environment says in hindsight takes more than half of the room for a prompt."""
     for text in texts:
-        if 2 * (tokens := len(hindsight_ids(tokenizer, text))) > room:
+        if 2 * (tokens := len(hindsight_ids(tokenizer, text))) > data.max_prompt_length:
             raise ConfigError(
-                f"at_grpo.critic: Environment.hindsight says {tokens} tokens of a task, and prompt and answer have "
-                f"room for {room}; say less, or raise data.max_prompt_length"
+                f"at_grpo.critic: Environment.hindsight says {tokens} tokens of a task, which with the prompt have to "
+                f"fit into data.max_prompt_length={data.max_prompt_length}, and may take half of it; say less, or "
+                "raise that"
             )

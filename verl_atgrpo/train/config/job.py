@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_first_tasks
+from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.types import names_of
 from verl_atgrpo.train.config.policies import unresolved_job
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, PolicySettings
@@ -71,6 +72,17 @@ class Job:
     def is_trained(self, agent: str) -> bool:
         """Returns whether an agent's policy is trained."""
         return self.policies[self.agents[agent]].settings.trainable
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of a mixture's parts."""
+        return tuple(self.env.parts) if isinstance(self.env, Mixture) else ()
+
+    @property
+    def steps(self) -> int:
+        """The number of training steps of the run."""
+        given: int | None = self.trainer.total_training_steps
+        return self.tasks // self.data.train_batch_size * self.trainer.total_epochs if given is None else given
 
     @functools.cached_property
     def tasks(self) -> int:

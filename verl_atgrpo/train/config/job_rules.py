@@ -208,6 +208,8 @@ def of_critic(job: Job) -> Iterator[str]:
             yield f"at_grpo.critic.agents: {agent} is not an agent of {job.name!r}: it has {job.known}"
         if not job.is_trained(agent):
             yield f"at_grpo.critic.agents: {agent} has a policy that is not trained, so a score has no effect"
+    if critic.warmup >= job.steps:
+        yield f"at_grpo.critic.warmup={critic.warmup}: the run has {job.steps} steps, so it never scores; lower it"
     if not critic.hindsight and type(job.env).hindsight is Environment.hindsight:
         yield f"at_grpo.critic.hindsight=False has no effect: {job.name!r} says nothing in hindsight; remove it"
     for key in ("entropy_coeff", "use_kl_loss"):
@@ -228,7 +230,11 @@ def of_branch_points(job: Job) -> Iterator[str]:
                 f"{key}.min_tokens={branch.min_tokens}: no prompt has as many tokens with "
                 f"data.max_prompt_length={longest}; lower it"
             )
-        for agent in branch.at if isinstance(branch.at, Mapping) else ():
+        named = branch.at if isinstance(branch.at, Mapping) else {}
+        for part in job.parts if named and not where else ():
+            if part not in (job.settings.parts or {}) and not any(agent.startswith(f"{part}.") for agent in named):
+                yield f"{key}.at names no agent of {part}, whose episodes would fail; name one, or set parts.{part}"
+        for agent in named:
             if not job.is_trained(agent):
                 why = f"the policy {job.agents[agent]!r} is not trained, so its decisions are no branch points"
                 yield f"{key}.at.{agent}: {why}; remove it, or name an agent that is trained"
@@ -276,7 +282,8 @@ def of_opponents(job: Job) -> Iterator[str]:
                 f"{sorted(others)[0]}, whose role past selves of {played!r} do not know; give both sides one policy, "
                 "or set past: 0"
             )
-    if job.settings.opponents is not None and not any(found):
+    # In a mixture the first such task may come late.
+    if job.settings.opponents is not None and not any(found) and not job.parts:
         yield (
             f"at_grpo.opponents has no effect: no agent of {job.name!r} plays against the others "
             "(Environment.opponents); remove it, or use an environment of two sides, such as tic_tac_toe"
@@ -306,6 +313,18 @@ def of_schemes(job: Job) -> Iterator[str]:
 # ---------------------------------------------------------------------- tasks
 
 
+def _warn_of_unplayed_sets(job: Job) -> None:
+    """Logs data sets of validation of which no task is played: a quick run may want it so."""
+    parts = job.env.parts.items() if isinstance(job.env, Mixture) else ()
+    places = [(f"environment.parts.{name}.val_tasks", part.environment, part.val_tasks) for name, part in parts]
+    for key, env, tasks in places or [("val_tasks", job.env, job.settings.val_tasks)]:
+        before = 0
+        for name, size in env.data_sets("val").items():
+            if before >= tasks and size:
+                logger.warning("at_grpo.%s=%d: no task of %r is played, which begin at %d", key, tasks, name, before)
+            before += size
+
+
 def of_tasks(job: Job) -> Iterator[str]:
     """Fewer training tasks than a step plays, or none to validate on."""
     settings, batch, tasks = job.settings, job.data.train_batch_size, job.tasks
@@ -324,6 +343,7 @@ def of_tasks(job: Job) -> Iterator[str]:
             f"at_grpo.val_tasks={settings.val_tasks}: less than the {validated} of the parts, of which the last would "
             "be left out; raise it, or lower val_tasks of parts"
         )
+    _warn_of_unplayed_sets(job)
     most = settings.group_filter.max_tasks if settings.group_filter else None
     key = f"at_grpo.group_filter.max_tasks={most}"
     if most is not None and most <= batch:
@@ -342,7 +362,7 @@ def of_steps(job: Job) -> Iterator[str]:
     Episodes may take more decisions than one, whose number is not known here: a run stops at the first row that does
     not fit.
     """
-    trainer, batch = job.trainer, job.data.train_batch_size
+    trainer, batch, critic = job.trainer, job.data.train_batch_size, job.settings.critic
     k = min(settings.fewest_candidates for _, settings in job.settings.each())
     steps = job.tasks // batch * trainer.total_epochs
     if trainer.total_training_steps is not None and trainer.total_training_steps > steps and not trainer.val_only:
@@ -354,11 +374,13 @@ def of_steps(job: Job) -> Iterator[str]:
     backend, group_filter = OmegaConf.select(job.config, "transfer_queue.backend"), job.settings.group_filter
     tasks = (group_filter.max_tasks if group_filter else None) or batch
     size = OmegaConf.select(backend, "SimpleStorage.total_storage_size")
-    if backend.storage_backend == "SimpleStorage" and size is not None and size < tasks * k:
+    # A critic has a row of its own for each, and those of the steps that it learns from again.
+    times, also = (1, "") if critic is None else (2 + critic.replay, f" x {2 + critic.replay} with the critic's")
+    if backend.storage_backend == "SimpleStorage" and size is not None and size < (rows := tasks * k * times):
         yield (
-            f"transfer_queue.backend.SimpleStorage.total_storage_size={size}: a step makes at least {tasks * k} rows, "
-            f"{tasks} tasks x {k} candidates x decisions of an episode: set it to a few times what all decisions "
-            "make, or to null for no limit"
+            f"transfer_queue.backend.SimpleStorage.total_storage_size={size}: a step makes at least {rows} rows, "
+            f"{tasks} tasks x {k} candidates x decisions of an episode{also}: set it to a few times what all "
+            "decisions make, or to null for no limit"
         )
 
 
@@ -378,14 +400,17 @@ def of_overlap(job: Job) -> Iterator[str]:
 
 def of_bad_rows(job: Job) -> Iterator[str]:
     """Too many bad ones in a sample of rows of data, which is graded; logs what it shows."""
-    settings, env = job.settings, job.env
-    splits: tuple[Split, ...] = ("train", "val")
-    for split in splits if data_check.has_rows(env) else ():
-        with asking(job.name, "grading its rows"):
-            graded = data_check.check_rows(env, split, data_check.sample(env, split, settings.split_size(env, split)))
-        logger.log(logging.WARNING if graded.defects else logging.INFO, "at_grpo.environment: %s", graded)
-        if graded.share > settings.max_bad_rows:
-            yield (
-                f"at_grpo.environment.{split}: {graded}, such as row {next(iter(graded.defects))}; see all with "
-                f"verl-atgrpo data check, leave them out, or raise at_grpo.max_bad_rows={settings.max_bad_rows}"
-            )
+    settings, splits = job.settings, ("train", "val")
+    sizes: dict[Split, int] = {split: settings.split_size(job.env, split) for split in splits}
+    for where, env, of_one in data_check.with_rows(job.env, sizes):
+        for split, size in of_one.items():
+            with asking(job.name, "grading its rows"):
+                graded = data_check.check_rows(env, split, data_check.sample(env, split, size))
+            level = logging.WARNING if graded.defects else logging.INFO
+            logger.log(level, "at_grpo.environment: %s%s", where.replace(".", " "), graded)
+            if graded.share > settings.max_bad_rows:
+                yield (
+                    f"at_grpo.environment.{where}{split}: {graded}, such as row {next(iter(graded.defects))}; see all "
+                    "with verl-atgrpo data check, leave them out, or raise "
+                    f"at_grpo.max_bad_rows={settings.max_bad_rows}"
+                )

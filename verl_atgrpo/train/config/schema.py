@@ -195,7 +195,7 @@ class CriticSettings(Section):
     policy: Name
     """An adapter on the base of a policy that is trained. No agent answers with it."""
     kind: Literal["value", "likelihood"] = "value"
-    """`value`: what a candidate changes of the probability of success. `likelihood`: how much more likely the critic
+    """`value`: what a candidate changes of the team reward to come. `likelihood`: how much more likely the critic
     finds it than the base does, learned from pairs of a task's episodes that ended differently."""
     agents: Annotated[list[Text], MinLen(1)] | None = None
     """Agents whose candidates it scores; null: all that are trained."""

@@ -136,6 +136,8 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
     if given.kind == "likelihood" and given.trace != type(given).model_fields["trace"].default:
         yield f"critic.trace={given.trace} has no effect with kind: likelihood; remove it"
     for where, one in c.each():
+        if given.weight == 1 and one.episode_reward != "outcome":
+            yield f"{where}episode_reward={one.episode_reward!r} has no effect with critic.weight=1; lower that"
         if one.scheme != "parallel":
             whole = "a critic learns from whole episodes, of which here are parts; use scheme: parallel"
             yield f"{where}scheme={one.scheme!r}: {whole}"

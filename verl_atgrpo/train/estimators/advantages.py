@@ -39,8 +39,9 @@ def _by_part(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: Estimator
 def _by_agent(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> Tensor:
     shared = replace(spec, agents={}, by_task="none")
     result = group_advantages(rewards, spec=shared, **row_ids(rows, shared))
-    for agent, own in spec.agents.items():
-        own = replace(own, by_task="none")
+    # A part of a mixture first: what is said of an agent itself comes before what is said of its part.
+    for agent in sorted(spec.agents, key=lambda name: "." in name):
+        own = replace(spec.agents[agent], by_task="none")
         theirs = group_advantages(rewards, spec=own, **row_ids(rows, own))
         result = torch.where(rows_of_agent(rows, agent, spec), theirs, result)
     return result

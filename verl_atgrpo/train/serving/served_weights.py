@@ -9,10 +9,12 @@ from omegaconf import DictConfig, OmegaConf
 logger = logging.getLogger(__name__)
 FLOOR = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Difference of a token's probability, by the coarser dtype of the two, that is never remarkable."""
+CEILING = {"float32": 2e-2, "float16": 0.15, "bfloat16": 0.5}
+"""Difference that is always remarkable, also in a run's first step."""
 _FACTOR = 5.0
-"""How many times as far apart as in a run's first step both may be. There they loaded the same weights themselves, so
-that figure is what the dtypes and kernels of this model make. In 20 steps of SmolLM2 on an H200 the largest difference
-was 2.2 times the first one (.077) in bfloat16 and 3.0 times (.015) in float16."""
+"""How many times as far apart as in a run's first step both may be, which is what dtypes and kernels make of a model.
+In 20 steps of SmolLM2 on an H200 the largest difference was 2.2 times the first one (.077) in bfloat16 and 3.0 times
+(.015) in float16."""
 ENDS = 0.05
 """In float32 no rounding explains a difference above this: the run ends."""
 _NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
@@ -48,7 +50,9 @@ class ServedWeights:
     @property
     def bound(self) -> float:
         """The largest difference that is not remarkable."""
-        return max(FLOOR.get(self._dtype, FLOOR["bfloat16"]), _FACTOR * (self._first or 0.0))
+        known = self._dtype if self._dtype in FLOOR else "bfloat16"
+        usual = CEILING[known] if self._first is None else _FACTOR * self._first
+        return min(max(FLOOR[known], usual), CEILING[known])
 
     def look(self, difference: float, step: int) -> None:
         """Logs a warning for a difference above the bound, again only after one below it.
@@ -56,17 +60,17 @@ class ServedWeights:
         `difference` is the step's `training/rollout_probs_diff_max`, over rows sampled with the last weights. Raises
         ServedWeightsError in float32 for one above ENDS.
         """
+        bound, before = self.bound, "" if self._first is None else f"; {self._first:.2g} in the first step"
         if self._first is None:
             self._first = difference
         said = (
             f"policy {self._policy!r}: in step {step} a token's probability differs by {difference:.2g} between its "
-            f"servers and its actor (training/rollout_probs_diff_max; {self._first:.2g} in the first step, "
-            f"{self._dtype} explains {self.bound:.2g})"
+            f"servers and its actor (training/rollout_probs_diff_max{before}; {self._dtype} explains {bound:.2g})"
         )
         cause = "the last weight sync did not bring the actor's weights, or rounded them"
         if self._dtype == "float32" and difference > ENDS:
             raise ServedWeightsError(f"{said}: {cause}")
-        if difference <= self.bound:
+        if difference <= bound:
             self._warned = False
         elif not self._warned:
             self._warned = True

@@ -168,9 +168,12 @@ def _past_rows(batch: Batch) -> list[PastRow]:
 
 
 def mix_scores(rows: Batch, of_critic: Batch, weight: float) -> None:
-    """Mixes a critic's scores into the rewards of the rows that they are of, with this weight; a tag has the score."""
+    """Mixes a critic's scores into the rewards of the rows that they are of, with this weight.
+
+    The tag `critic_score` has the score, `without_critic` the reward before.
+    """
     score_of: Mapping[str, Any] = {tags[CRITIC]: tags["score"] for tags in of_critic.tags if "score" in tags}
     for key, tags in zip(rows.keys, rows.tags, strict=True):
         if key in score_of:
-            tags["critic_score"] = score_of[key]
+            tags |= {"critic_score": score_of[key], "without_critic": tags["reward"]}
             tags["reward"] = (1 - weight) * tags["reward"] + weight * score_of[key]

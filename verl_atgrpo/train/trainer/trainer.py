@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from itertools import chain
 from pathlib import Path
@@ -505,7 +505,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     @property
     def _signal(self) -> Signal:
-        return rows_with_signal(self._tags, self._spec, self._trainable)
+        return self._signal_of(self._tags)
+
+    def _signal_of(self, tags: Sequence[Mapping[str, Any]]) -> Signal:
+        return rows_with_signal(tags, self._spec, self._trainable)
 
     def _get_n_gpus_for_throughput(self) -> int:
         """Returns the number of the job's devices, including those that only serve."""
@@ -531,7 +534,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
         signal = self._signal
         metrics.update(step_metrics(self._tags, signal))
-        metrics.update(self._progress.metrics(self._tags, signal))
+        # A critic tells answers apart where all of them are wrong, so it would hide that an agent has collapsed.
+        tags = [{**one, "reward": one.get("without_critic", one["reward"])} for one in self._tags]
+        metrics.update(self._progress.metrics(tags, self._signal_of(tags)))
         if self.settings.mode != "sync":
             trained = [tags for tags in self._tags if tags["policy"] in self._trainable]
             metrics.update(staleness_metrics(trained, global_steps))
