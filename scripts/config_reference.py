@@ -10,7 +10,7 @@ import inspect
 import re
 import typing
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ from verl_atgrpo.train.config.schema import (
     Section,
     ValidationAnswers,
 )
-from verl_atgrpo.train.config.verl_key_table import REFUSED, KeyRule
 
 SHORTER = (
     (r"a (whole )?number, at least (-?[\d.,]+) and at most ([\d.,]+)", "\\2\N{EN DASH}\\3"),
@@ -77,7 +76,7 @@ def page() -> str:
     parts = [HEAD]
     parts += [field_section(prefix, cls) for prefix, cls in SECTIONS]
     parts += [OF_ENVIRONMENTS, *environment_sections()]
-    parts += [OF_KEYS, key_list(REFUSED)]
+    parts.append(OF_KEYS)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -200,22 +199,6 @@ def option_rows(cls: type) -> Iterator[str]:
 def one_line(text: str, first: bool = False) -> str:
     """Returns a text without line breaks; its first paragraph alone if asked."""
     return " ".join((text.split("\n\n")[0] if first else text).split())
-
-
-# ---------------------------------------------------------------------- verl's keys
-
-
-def key_list(rules: Sequence[KeyRule]) -> str:
-    """Returns the keys of these rules with the values that they accept, a line for each of verl's sections."""
-    together: dict[str, list[str]] = {}
-    sections = {key for rule in rules for key in rule.keys.split()}
-    for rule in rules:
-        accepted = f" ({rule.accepted})" if rule.accepted else ""
-        keys = [key for key in rule.keys.split() if key.rpartition(".")[0] not in sections]  # whose line will do
-        for number, key in enumerate(keys, 1):
-            section = key.partition(".")[0] if "." in key and key[0] != "{" else ""
-            together.setdefault(section, []).append(f"`{key}`{accepted * (number == len(keys))}")
-    return bullets(f"- {', '.join(keys)}" for keys in together.values())
 
 
 if __name__ == "__main__":

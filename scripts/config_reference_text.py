@@ -5,8 +5,7 @@ HEAD = """
 
 <!-- Written by scripts/config_reference.py from docstrings. -->
 
-*Reference.* Every key of `at_grpo:`, every option of the environments, and [verl's keys](#verls-keys) that do not work
-here.
+*Reference.* Every key of `at_grpo:`, and every option of the environments.
 
 Your recipe can start from one of the package:
 
@@ -56,11 +55,6 @@ Every recipe has [at_grpo_trainer.yaml](../recipes/at_grpo_trainer.yaml) in its 
 with some other defaults. A key accepts what has the type of verl's default. Keys that verl does not have are refused,
 except a section of your own at the top level that an interpolation names.
 
-Below `actor_rollout_ref` is left out before `actor`, `model`, `ref` and `rollout`, and `{a,b}` is either. A policy's
-block follows the same rules.
-
-### Refused
-
-These accept only verl's default, or the values in brackets; the message says what to set instead. A key that has an
-effect only beside another one is refused without that.
+Keys without effect here are refused, and the message says what to set instead
+([the table](../verl_atgrpo/train/config/verl_key_table.py)). A policy's block follows the same rules.
 """

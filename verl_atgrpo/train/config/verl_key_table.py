@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Len, Lt
 
 from verl_atgrpo.train.config.kinds import Count, Finite, Match, Share, Text, Weight, fits, one_of, whole, words
-from verl_atgrpo.train.config.view import DEFAULT, POLICY, Like, Place, shown_as
+from verl_atgrpo.train.config.view import DEFAULT, POLICY, Like, Place
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,6 @@ class KeyRule:
     """An annotation (`kinds`) that values fit, None for the type of verl's default; Any if `refused` says it all."""
     refused: Callable[[Place], str | None] = lambda _: None
     """Returns why a value is refused: what follows `key=value` in the message."""
-    accepted: str = ""
-    """The values that are not refused, for the documentation; empty for verl's default."""
 
 
 def _only(keys: str, why: str, *values: Any, remedy: str = "") -> KeyRule:
@@ -42,8 +40,7 @@ def _only(keys: str, why: str, *values: Any, remedy: str = "") -> KeyRule:
         choices = " or ".join(place.shown(one) for one in accepted if not isinstance(one, Like))
         return f"{' ' if why.startswith('has no effect') else ': '}{why}, {remedy or f'set it to {choices}'}"
 
-    named = [f"`{shown_as(one)}`" for one in values if one is not DEFAULT and not isinstance(one, Like)]
-    return KeyRule(keys, Any, refused, " or ".join(named))
+    return KeyRule(keys, Any, refused)
 
 
 def _no_effect(why: str, keys: str, *values: Any, remedy: str = "") -> KeyRule:
