@@ -130,7 +130,7 @@ def test_the_documented_workflows_play(tmp_path: Path, monkeypatch: pytest.Monke
         check_environment(functools.partial(getattr(module, name)), tasks=1, episodes=1, floor=1.0)
 
 
-@pytest.mark.parametrize(("page", "number"), [("configuration", 0), ("migrating", 0), ("migrating", 1)])
+@pytest.mark.parametrize(("page", "number"), [("configuration", 0), ("migrating", 0)])
 def test_a_documented_recipe_is_accepted(
     page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

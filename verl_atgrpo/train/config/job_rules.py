@@ -400,8 +400,9 @@ def of_overlap(job: Job) -> Iterator[str]:
 
 def of_bad_rows(job: Job) -> Iterator[str]:
     """Too many bad ones in a sample of rows of data, which is graded; logs what it shows."""
-    settings, splits = job.settings, ("train", "val")
-    sizes: dict[Split, int] = {split: settings.split_size(job.env, split) for split in splits}
+    settings = job.settings
+    splits: tuple[Split, ...] = ("train", "val")
+    sizes = {split: settings.split_size(job.env, split) for split in splits}
     for where, env, of_one in data_check.with_rows(job.env, sizes):
         for split, size in of_one.items():
             with asking(job.name, "grading its rows"):

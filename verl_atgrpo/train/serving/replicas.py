@@ -92,8 +92,9 @@ class Replicas:
         self._sync.remove_replicas([replica])
         # A client may have removed it already.
         self._servers.global_load_balancer.remove_servers.remote([replica.server_address])
-        dead = f"policy {self._policy!r}: server {replica.replica_rank} is dead ({reason})"
-        logger.warning("%s; %d of %d are left", dead, len(self.serving), len(self._servers.get_replicas()))
+        left, all_of_them, number = len(self.serving), len(self._servers.get_replicas()), replica.replica_rank
+        said = "policy %r: server %d is dead (%s); %d of %d are left"
+        logger.warning(said, self._policy, number, reason, left, all_of_them)
 
     # ------------------------------------------------------------ weights
 
