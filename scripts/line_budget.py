@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_160,
     "verl_atgrpo/lab/evaluation": 1_450,
-    "verl_atgrpo/play": 4_800,
+    "verl_atgrpo/play": 4_810,
     "verl_atgrpo/train/engine": 1_080,
     "verl_atgrpo/lab/report": 700,
     "verl_atgrpo/lab/template": 130,

@@ -16,6 +16,7 @@ from verl_atgrpo.play import contamination, registry
 from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
 from verl_atgrpo.play.environment_check import check_declared, check_first_tasks
 from verl_atgrpo.play.nested import Shares
+from verl_atgrpo.play.task_order import HalfSolvedFirst
 
 
 class Count(Environment):
@@ -141,8 +142,12 @@ def test_a_resumed_order_goes_on_as_it_would_have(results: list[bool], stop: int
 
 def test_a_state_of_other_levels_is_refused() -> None:
     order = LevelOrder(curriculum(), 30)
-    for state in (LevelOrder(curriculum((1, 2)), 30).state(), {"_snapshot": {}}):
-        with pytest.raises(ValueError, match=r"^at_grpo\.environment\.levels: the checkpoint has [02] levels, "):
+    with pytest.raises(ValueError, match=r"^at_grpo\.environment\.levels: the checkpoint has 2 levels, the recipe 3;"):
+        order.restore(LevelOrder(curriculum((1, 2)), 30).state())
+    for state in ({"_snapshot": {}}, HalfSolvedFirst(30, 0).state()):
+        with pytest.raises(
+            ValueError, match=r"^at_grpo\.environment\.name=curriculum: the checkpoint's tasks were"
+        ):
             order.restore(state)
 
 

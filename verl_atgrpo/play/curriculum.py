@@ -172,8 +172,13 @@ class LevelOrder:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint's state; raises ValueError if it is of another number of levels."""
-        levels = len(state.get("counts", ()))
+        """Goes on from a checkpoint's state; raises ValueError if it is of no curriculum, or has other levels."""
+        if "level" not in state:
+            raise ValueError(
+                f"{_KEY}.name=curriculum: the checkpoint's tasks were in another order, of no levels; set "
+                "trainer.resume_mode=disable, or use the environment that it was saved with"
+            )
+        levels = len(state["counts"])
         if levels != len(self._counts):
             raise ValueError(
                 f"{_KEY}.levels: the checkpoint has {levels} levels, the recipe {len(self._counts)}; use as many, or "

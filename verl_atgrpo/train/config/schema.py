@@ -328,11 +328,15 @@ class AtGrpoConfig(Section):
     def estimator_spec(self, norm_by_std: bool = True) -> EstimatorSpec:
         """Returns the specification with verl's `algorithm.norm_adv_by_std_in_grpo` applied; raises ConfigError."""
         own = {name: part.estimator for name, part in (self.parts or {}).items() if part.estimator is not None}
-        try:
-            parts = {name: configured_spec(choice, norm_by_std) for name, choice in own.items()}
-            return replace(configured_spec(self.estimator, norm_by_std), parts=parts)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        made: dict[str, EstimatorSpec] = {}
+        for part, choice in {"": self.estimator, **own}.items():
+            try:
+                made[part] = configured_spec(choice, norm_by_std)
+            except ValueError as error:
+                said = str(error)
+                where = f"{SECTION}.parts.{part}." if part else f"{SECTION}."
+                raise ConfigError(said.replace(f"{SECTION}.", where, 1)) from error
+        return replace(made.pop(""), parts=made)
 
     def of_part(self, part: str) -> AtGrpoConfig:
         """Returns the settings of the tasks of a mixture's part: these, with its changes."""
