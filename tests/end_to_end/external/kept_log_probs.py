@@ -14,8 +14,8 @@ from verl_atgrpo.compat import when_imported
 FIELDS = ("prompts", "responses", "old_log_probs", "ref_log_prob")
 
 
-def _keep(policy_unit: ModuleType) -> None:
-    original = policy_unit.write_advantages
+def _keep(update_inputs: ModuleType) -> None:
+    original = update_inputs.write_advantages
 
     def keeping(batch: Any, *given: Any) -> Any:
         file = Path(os.environ["KEPT_FOLDER"]) / f"{batch.tags[0]['policy']}.pt"
@@ -29,7 +29,7 @@ def _keep(policy_unit: ModuleType) -> None:
             torch.save(rows, file)
         return original(batch, *given)
 
-    policy_unit.write_advantages = keeping
+    update_inputs.write_advantages = keeping
 
 
-when_imported("verl_atgrpo.train.trainer.policy_unit", _keep)
+when_imported("verl_atgrpo.train.trainer.update_inputs", _keep)
