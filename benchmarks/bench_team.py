@@ -9,6 +9,7 @@ sampled, in episodes and continuations, not those that were replayed.
 from __future__ import annotations
 
 import asyncio
+import gc
 import statistics
 import time
 
@@ -55,6 +56,7 @@ def main() -> int:
     parser = script.parser(__doc__, episodes=64, turns=4, candidates=8, limit_ms=2.0)
     parser.add_argument("--branch", choices=["first", "random", "every"])
     options = parser.parse_args()
+    gc.freeze()  # as in rollout workers: what is imported is not looked through again and again
     environment = Turns(options.turns)
     times = []
     for _ in range(10):
