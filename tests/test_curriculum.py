@@ -145,9 +145,7 @@ def test_a_state_of_other_levels_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^at_grpo\.environment\.levels: the checkpoint has 2 levels, the recipe 3;"):
         order.restore(LevelOrder(curriculum((1, 2)), 30).state())
     for state in ({"_snapshot": {}}, HalfSolvedFirst(30, 0).state()):
-        with pytest.raises(
-            ValueError, match=r"^at_grpo\.environment\.name=curriculum: the checkpoint's tasks were"
-        ):
+        with pytest.raises(ValueError, match=r"^at_grpo\.environment\.name=curriculum: the checkpoint's tasks were"):
             order.restore(state)
 
 
