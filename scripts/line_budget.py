@@ -18,7 +18,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo": 1_080,
     "verl_atgrpo/train": 470,
     "verl_atgrpo/lab": 520,
-    "verl_atgrpo/train/config": 3_260,
+    "verl_atgrpo/train/config": 3_270,
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_160,
     "verl_atgrpo/lab/evaluation": 1_450,

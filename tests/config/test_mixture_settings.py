@@ -133,6 +133,7 @@ def test_every_part_that_branches_has_a_branch_point(compose: Any) -> None:
     branches = ("at_grpo.scheme=branch", "+at_grpo.branch={at: {search.judge: 1}}", "at_grpo.candidates=2")
     with pytest.raises(ConfigError, match=r"^at_grpo\.branch\.at names no agent of walk, whose episodes would fail"):
         settings_of(compose, *branches)
+    settings_of(compose, MIXTURE[1].replace("weight: 2", "weight: 0"), *branches)
 
 
 def test_a_data_set_that_is_not_validated_is_named(compose: Any, caplog: pytest.LogCaptureFixture) -> None:

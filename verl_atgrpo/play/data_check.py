@@ -66,7 +66,8 @@ def with_rows(env: Environment, sizes: Mapping[Split, int]) -> Iterator[tuple[st
         if has_rows(part.environment):
             train = tasks_of(part.environment, "train")
             most = sizes["train"] if train is None else min(train, sizes["train"])
-            yield f"parts.{part.name}.", part.environment, {"train": most, "val": part.val_tasks}
+            trained: dict[Split, int] = {"train": most} if part.weight else {}
+            yield f"parts.{part.name}.", part.environment, {**trained, "val": part.val_tasks}
 
 
 def sample(env: Environment, split: Split, size: int, most: int = SAMPLE) -> list[int]:

@@ -75,14 +75,20 @@ class Job:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of a mixture's parts."""
-        return tuple(self.env.parts) if isinstance(self.env, Mixture) else ()
+        """The names of a mixture's parts that are trained on."""
+        parts = self.env.parts.values() if isinstance(self.env, Mixture) else ()
+        return tuple(part.name for part in parts if part.weight)
+
+    @property
+    def steps_of_epochs(self) -> int:
+        """The number of training steps of all epochs, which a run cannot exceed."""
+        return int(self.tasks // self.data.train_batch_size * self.trainer.total_epochs)
 
     @property
     def steps(self) -> int:
         """The number of training steps of the run."""
         given: int | None = self.trainer.total_training_steps
-        return self.tasks // self.data.train_batch_size * self.trainer.total_epochs if given is None else given
+        return self.steps_of_epochs if given is None else given
 
     @functools.cached_property
     def tasks(self) -> int:

@@ -364,7 +364,7 @@ def of_steps(job: Job) -> Iterator[str]:
     """
     trainer, batch, critic = job.trainer, job.data.train_batch_size, job.settings.critic
     k = min(settings.fewest_candidates for _, settings in job.settings.each())
-    steps = job.tasks // batch * trainer.total_epochs
+    steps = job.steps_of_epochs
     if trainer.total_training_steps is not None and trainer.total_training_steps > steps and not trainer.val_only:
         yield (
             f"trainer.total_training_steps={trainer.total_training_steps}: {trainer.total_epochs} epochs of "

@@ -534,9 +534,12 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
         signal = self._signal
         metrics.update(step_metrics(self._tags, signal))
-        # A critic tells answers apart where all of them are wrong, so it would hide that an agent has collapsed.
-        tags = [{**one, "reward": one.get("without_critic", one["reward"])} for one in self._tags]
-        metrics.update(self._progress.metrics(tags, self._signal_of(tags)))
+        tags = self._tags
+        if self.settings.critic is not None:
+            # It tells answers apart where all of them are wrong, so it would hide that an agent has collapsed.
+            tags = [{**one, "reward": one.get("without_critic", one["reward"])} for one in tags]
+            signal = self._signal_of(tags)
+        metrics.update(self._progress.metrics(tags, signal))
         if self.settings.mode != "sync":
             trained = [tags for tags in self._tags if tags["policy"] in self._trainable]
             metrics.update(staleness_metrics(trained, global_steps))
