@@ -205,11 +205,16 @@ class Job:
     # ------------------------------------------------------------ faults
 
     async def kill_sandbox(self, every: float) -> None:
-        """Randomly kills processes of the sandbox: its interpreter, a launcher, or a program."""
+        """Randomly kills processes of the sandbox: its interpreter, a launcher, or a program.
+
+        Not again while a program runs that a kill may have met: one that is killed three times has no result.
+        """
+        met: set[object] = set()
         while True:
             await asyncio.sleep(self.rng.uniform(0.5, 1.5) * every)
             server = sandbox_process()
-            if server is not None and (below := children_of(server)):
+            if met.isdisjoint(self.ledger.running) and server is not None and (below := children_of(server)):
+                met = set(self.ledger.running)
                 victim = server if self.rng.random() < 0.2 else self.rng.choice(below)
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)

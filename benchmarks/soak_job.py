@@ -119,7 +119,12 @@ class SoakGame(Environment):
     async def _score(self, episode: int, agent: str, reply: str) -> Score:
         number = int(reply.split()[0])
         if agent == "coder" and number % 8 == 0:
-            result = await run_python(f"print({number} * 7)", limits=Limits(cpu_seconds=20, wall_seconds=HANG))
+            program = object()
+            self.ledger.running.add(program)
+            try:
+                result = await run_python(f"print({number} * 7)", limits=Limits(cpu_seconds=20, wall_seconds=HANG))
+            finally:
+                self.ledger.running.remove(program)
             self.ledger.judge(result.ok and result.stdout == f"{number * 7}\n")
         self.ledger.scored(episode)
         return Score(team=float(number % 2), local=number % 3 / 2)

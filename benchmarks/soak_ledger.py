@@ -45,6 +45,8 @@ class Ledger:
     wrong: Counter[str] = field(default_factory=Counter)
     metrics: Counter[str] = field(default_factory=Counter)
     """Sums of the logged metrics over steps."""
+    running: set[object] = field(default_factory=set)
+    """Programs of the sandbox that have not ended."""
     _episodes: dict[int, _Episode] = field(default_factory=dict)
     _written: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
     """Key -> the row's episode and tags."""
