@@ -107,7 +107,7 @@ PARTS = "at_grpo.parts={search: {scheme: parallel, estimator: rae, candidates: 5
 
 def test_a_part_has_its_own_scheme_and_the_sections_other_settings(compose: Any) -> None:
     settings = settings_of(
-        compose, PARTS, "at_grpo.selection=first", "at_grpo.local_weight=0.5", "at_grpo.candidates={all: 2, search: 3}"
+        compose, PARTS, "at_grpo.selection=first", "at_grpo.local_weight=0.5", "at_grpo.candidates={all: 2}"
     )
     search, walk = settings.of_part("search"), settings.of_part("walk")
     assert walk is settings and (walk.training_episodes, walk.selection, walk.local_weight) == (1, "first", 0.5)
@@ -151,6 +151,52 @@ def test_verls_switch_holds_for_parts(compose: Any) -> None:
     specs = {"": settings.estimator_spec(False), **settings.estimator_spec(False).parts}
     assert {part: spec.scale for part, spec in specs.items()} == {"": "none", "walk": "none", "search": "none"}
     assert settings.spec.parts["walk"].scale == "std"
+
+
+def test_the_switch_of_a_part_that_does_not_follow_it_is_refused(compose: Any) -> None:
+    off = "algorithm.norm_adv_by_std_in_grpo=false"
+    settings_of(compose, off, "at_grpo.parts={walk: {estimator: grpo}}")
+    with pytest.raises(ConfigError, match=r"not off at_grpo\.parts\.search\.estimator=rae: set it to true"):
+        settings_of(compose, off, PARTS)
+
+
+BRANCHES = "at_grpo.parts={walk: {scheme: branch, branch: {at: {walk.pacer: 0}}}}"
+
+
+@pytest.mark.parametrize(
+    ("candidates", "parts", "message"),
+    [
+        ("all: 2, search: 3", PARTS, r"search has no effect: at_grpo\.parts\.search\.candidates is set"),
+        ("all: 2, search.judge: 3", PARTS, r"search\.judge has no effect: at_grpo\.parts\.search\.candidates is set"),
+        (
+            "all: 2, search.judge: 3",
+            PARTS.replace(", candidates: 5", ""),
+            r"search\.judge has no effect: whole episodes are compared; set at_grpo\.candidates\.search$",
+        ),
+        ("all: 2, walk.navigator: 3", BRANCHES, r"walk\.navigator has no effect: episodes do not branch at its"),
+        ("all: 2, walk: 3, walk.pacer: 4", BRANCHES, r"walk has no effect: each of its agents has a number"),
+        (
+            "all: 2, walk: 3, walk.navigator: 2, walk.pacer: 4",
+            "at_grpo.selection=first",
+            r"walk has no effect: each of its agents has a number of its own; remove it$",
+        ),
+    ],
+)
+def test_candidates_that_no_decision_has_are_refused(compose: Any, candidates: str, parts: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^at_grpo\.candidates\.{message}"):
+        settings_of(compose, f"at_grpo.candidates={{{candidates}}}", parts)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "parts"),
+    [
+        ("all: 2, search: 3", PARTS.replace(", candidates: 5", "")),
+        ("all: 2, walk: 3", BRANCHES),
+        ("walk: 3, search: 2, walk.navigator: 4", "at_grpo.selection=first"),
+    ],
+)
+def test_candidates_that_some_decision_has_are_accepted(compose: Any, candidates: str, parts: str) -> None:
+    settings_of(compose, f"at_grpo.candidates={{{candidates}}}", parts)
 
 
 @pytest.mark.parametrize(

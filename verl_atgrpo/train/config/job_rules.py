@@ -79,6 +79,12 @@ def of_traces(job: Job) -> Iterator[str]:
         yield f"{key}.backend={trace.backend}: it is not installed, pip install {trace.backend}"
 
 
+def of_the_switch(job: Job) -> Iterator[str]:
+    """verl's switch off the scale, of the section's estimator and of those of parts."""
+    for key, settings in job.settings.each():
+        yield from of_verls_switch(job.config, f"at_grpo.{key}estimator", settings.estimator)
+
+
 def of_verls_switch(config: Any, key: str, choice: str | Mapping[str, Any]) -> Iterator[str]:
     """verl's switch off the scale of estimators that have their own; `choice` is the estimator under `key`."""
     if not config.algorithm.norm_adv_by_std_in_grpo and not follows_verls_switch(choice):
@@ -158,10 +164,7 @@ def of_agents(job: Job) -> Iterator[str]:
         policies = [job.agents[agent] for agent in job.env.agents if name in names_of(agent)]
         if not any(job.policies[policy].settings.trainable for policy in policies):
             yield f"at_grpo.estimator.agents.{name} has no effect: its policy {policies[0]!r} is frozen; remove it"
-    for agent in candidates if points else ():
-        if agent not in ("all", *points, *(job.settings.parts or {})):
-            why = "episodes do not branch at its decisions"
-            yield f"at_grpo.candidates.{agent} has no effect: {why}; add it to at_grpo.branch.at, or remove it"
+    yield from _of_candidates(job, candidates)
     if spec.main_agent not in (None, *job.env.agents):
         yield f"at_grpo.estimator.main_agent={spec.main_agent!r} is not an agent of {job.name!r}: it has {job.known}"
     if spec.main_agent is not None and len(job.env.agents) == 1:
@@ -172,6 +175,27 @@ def of_agents(job: Job) -> Iterator[str]:
     for agent in job.env.agents if candidates else ():
         if not {*names_of(agent), "all"} & set(candidates):
             yield f"at_grpo.candidates has no number for {agent!r}: add {agent}: 4, or all: 4"
+
+
+def _of_candidates(job: Job, candidates: Mapping[str, int]) -> Iterator[str]:
+    followed, unused = set(), {}
+    for agent in job.env.agents if candidates else ():
+        names = names_of(agent)
+        settings, own = job.settings.of_part(names[-1]), (job.settings.parts or {}).get(names[-1])
+        points, by = settings.branch.at if settings.branch else None, names
+        if own is not None and own.candidates is not None:
+            by, why = (), f"at_grpo.parts.{names[-1]}.candidates is set; remove it"
+        elif isinstance(points, Mapping) and agent not in points:
+            by, why = (), "episodes do not branch at its decisions; add it to at_grpo.branch.at, or remove it"
+        elif settings.scheme == "parallel":
+            by, why = names[-1:], f"whole episodes are compared; set at_grpo.candidates.{names[-1]}"
+        else:
+            why = "each of its agents has a number of its own; remove it"
+        followed |= set([name for name in by if name in candidates][:1])
+        unused |= dict.fromkeys(names, why)
+    for name in candidates:
+        if name in unused and name not in followed:
+            yield f"at_grpo.candidates.{name} has no effect: {unused[name]}"
 
 
 def of_parts(job: Job) -> Iterator[str]:

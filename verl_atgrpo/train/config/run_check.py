@@ -121,10 +121,9 @@ _OF_EACH = (
 )
 OF_POLICIES: tuple[Rule, ...] = (policy_rules.of_devices, policy_rules.of_bases, *map(_each, _OF_EACH), *OF_MODES)
 RULES: tuple[Rule, ...] = (
-    *(job_rules.of_loggers, job_rules.of_tables, lambda job: of_folders(job.config), job_rules.of_ray),
-    job_rules.of_traces,
-    lambda job: job_rules.of_verls_switch(job.config, f"{SECTION}.estimator", job.settings.estimator),
-    *(job_rules.of_sampling, job_rules.of_the_start, *OF_POLICIES),
+    *(job_rules.of_loggers, job_rules.of_tables, lambda job: of_folders(job.config)),
+    *(job_rules.of_ray, job_rules.of_traces),
+    *(job_rules.of_the_switch, job_rules.of_sampling, job_rules.of_the_start, *OF_POLICIES),
     # The environment is made here.
     *(job_rules.of_assignments, job_rules.of_agents, job_rules.of_parts, job_rules.of_critic),
     *(job_rules.of_branch_points, job_rules.of_answers, _each(policy_rules.of_temperatures), job_rules.of_schemes),
