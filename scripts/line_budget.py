@@ -18,7 +18,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo": 1_080,
     "verl_atgrpo/train": 470,
     "verl_atgrpo/lab": 520,
-    "verl_atgrpo/train/config": 3_270,
+    "verl_atgrpo/train/config": 3_290,
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_160,
     "verl_atgrpo/lab/evaluation": 1_450,
@@ -35,7 +35,7 @@ BUDGETS: dict[str, int] = {
     "environments": 9_510,
     "recipes": 1_090,
     "benchmarks": 5_290,
-    "tests": 46_150,
+    "tests": 46_200,
     "docs": 30_000,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

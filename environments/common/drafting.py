@@ -154,8 +154,8 @@ class DraftingGame(Environment, Generic[State, Answer]):
         program = ""
         if self.uses_python:  # quoted, so that no line of the tool user parses as the planner's answer
             printed = draft.output or "(nothing)"
-            wrote = f"A tool user wrote this:\n{shortened(draft.text, READ)}\nIt printed:\n{printed}\n"
-            program = quoted(wrote, 2 * READ)
+            wrote = f"A tool user wrote this:\n{shortened(draft.text, READ)}\nIt printed:\n{printed}"
+            program = f"{quoted(wrote, 2 * READ)}\n"
         return self._dialogue(f"{self.shown(state)}\n{program}{effect}\n{self.ask(draft.answer)}")
 
     def _dialogue(self, question: str) -> list[Message]:

@@ -124,6 +124,14 @@ def test_echoing_a_prompt_earns_nothing(game: Game, style: str, python: bool) ->
 
 
 @each_game
+def test_what_a_program_printed_ends_before_the_drafts_effect(game: Game) -> None:
+    env = game.make("full", True)
+    shown = env.plan_prompt(game.states[0], Draft("print()", None, "", True))[-1]["content"].splitlines()
+    last = shown.index("> (nothing)")
+    assert shown[last - 1] == "> It printed:" and shown[last + 1].startswith("A tool user drafted no valid")
+
+
+@each_game
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_any_reply_has_one_finite_score_and_leaves_the_state_unchanged(game: Game, data: st.DataObject) -> None:
