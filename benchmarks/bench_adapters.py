@@ -42,7 +42,7 @@ def write_adapter(folder: Path, model: Path, seed: int) -> str:
     for name, weight in made.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.02)
-    made.save_pretrained(folder)
+    made.save_pretrained(str(folder))
     # verl's own, which vLLM reads as well, has a list.
     config = json.loads((folder / "adapter_config.json").read_text())
     config["target_modules"] = sorted(config["target_modules"])

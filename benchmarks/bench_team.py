@@ -42,7 +42,7 @@ async def branched_step(environment: Turns, episodes: int, candidates: int, at: 
         return Team(policies, TeamOptions(candidates=candidates), mode)
 
     async def one(task: int) -> EpisodeRecord:
-        return await play_branched(environment, task, make, BranchSettings(at=at), task)
+        return await play_branched(environment, task, make, BranchSettings.model_validate({"at": at}), task)
 
     records = await asyncio.gather(*(one(task) for task in range(episodes)))
     rows = [row for task, record in enumerate(records) for row in training_rows(str(task), 0, record, "branch")]

@@ -100,7 +100,7 @@ def update(run: Callable[..., int], net: Any, tokens: Any, options: argparse.Nam
     return found, torch.cat([parameter.grad.flatten().float() for parameter in net.parameters()]), read
 
 
-def sizes(net: Any, tokens: Any, options: argparse.Namespace) -> None:
+def new_sizes(net: Any, tokens: Any, options: argparse.Namespace) -> None:
     """Prints how long trees of sizes never seen before take: attention is compiled for some."""
     times = []
     for number in range(12):
@@ -160,7 +160,7 @@ def main() -> None:
         f"forward and backward {seconds[0]:.3f} s and {seconds[1]:.3f} s: {seconds[0] / seconds[1]:.2f} times faster"
     )
     print(f"peak memory {memory[0]:.1f} and {memory[1]:.1f} GiB")
-    sizes(model(options, torch.bfloat16, attention), tokens, options)
+    new_sizes(model(options, torch.bfloat16, attention), tokens, options)
     if apart > 1e-3 or gradients > 1e-3:
         raise SystemExit("trees and rows differ by more than rounding")
 

@@ -82,7 +82,7 @@ NOTHING_LEFT = ("processes", "temporary", "tasks", "requests", "leases")
 
 def children_of(process: int) -> list[int]:
     """Returns the descendants of a process."""
-    found = []
+    found: list[int] = []
     with suppress(FileNotFoundError, ProcessLookupError):
         for task in os.listdir(f"/proc/{process}/task"):
             found += map(int, Path(f"/proc/{process}/task/{task}/children").read_text().split())

@@ -222,12 +222,12 @@ class SoakTrainer(AtGrpoTrainer):
 
     def _setup(self) -> None:
         queue, ledger, servers_sleep = self._parts
-        self.tokenizer = self.processor = None
+        self.tokenizer = self.processor = None  # type: ignore[assignment]
         self._init_dataloader()
         self._init_dump_executor()
         self.units = [SoakUnit(name, job_of(self.config, name), queue, ledger) for name in POLICIES]
         self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
-        self.checkpoint_manager = SimpleNamespace(sleep_replicas=servers_sleep, update_weights=lambda step: None)
+        self.checkpoint_manager: Any = SimpleNamespace(sleep_replicas=servers_sleep, update_weights=lambda step: None)
         self.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
         self.watch = RolloutWatch(self.units, self.settings.max_failed_episodes, episodes=1)
         self.global_steps = 0
