@@ -32,7 +32,7 @@ _GRADE = re.compile(r"(?im)^[ \t*#]*grade[ \t*]*:[ \t*]*([0-9]{1,4})(?:[ \t]*/[ 
 _ORDER = re.compile(r"(?im)^[ \t*#]*order[ \t*]*:[ \t*]*([0-9][0-9, \t>]{0,400}?)[ \t.*]*$")
 
 
-@dataclass
+@dataclass(eq=False)
 class EndpointJudge:
     """A judge that an OpenAI-compatible server has; asked like an agent of the team, and never trained or recorded.
 

@@ -26,7 +26,7 @@ _EXCEEDED = -signal.SIGPROF
 """How a process ends that has exceeded its limits."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LimitedProcess:
     """A process that answers requests one after the other, started when first needed and again after it ended."""
 

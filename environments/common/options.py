@@ -43,7 +43,7 @@ def check_installed(module: str, package: str, extra: str) -> None:
         raise option_error(f"name: {package} is not installed: pip install 'verl-atgrpo[{extra}]'")
 
 
-@dataclass_transform(eq_default=False, field_specifiers=(field,))
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
 def with_options(cls: Kind) -> Kind:
     """Decorates an environment whose fields are its options; a value that does not fit its field's type is refused.
 
@@ -51,20 +51,20 @@ def with_options(cls: Kind) -> Kind:
     types are those of `config.kinds`, with bounds; docs/configuration.md prints them and the fields' docstrings. A
     single agent takes its team's options except those of agents that it has not: these are fields with `init=False`.
     """
-    dataclass(eq=False, repr=False)(cls)
+    dataclass(eq=False, repr=False, kw_only=True)(cls)
     init: Callable[..., None] = cls.__init__
     signature = inspect.signature(init)
     hints = typing.get_type_hints(cls, include_extras=True)
 
     @functools.wraps(init)
-    def checked(*args: Any, **options: Any) -> None:
-        for name, value in signature.bind(*args, **options).arguments.items():
+    def checked(self: Any, **options: Any) -> None:
+        for name, value in signature.bind(self, **options).arguments.items():
             if name != "self" and not fits(hints[name], value):
                 raise option_error(f"{name}={value!r}: {words(hints[name])}")
-        init(*args, **options)
+        init(self, **options)
 
     checked.__annotations__ = {name: hints[name] for name in signature.parameters if name != "self"}
-    cls.__init__ = checked  # type: ignore[method-assign]
+    cls.__init__ = checked  # type: ignore[method-assign, assignment]
     return cls
 
 

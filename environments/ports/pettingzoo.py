@@ -32,7 +32,7 @@ class PettingZooGame(ReplayedGame):
     """Names of the actions of a Discrete space, in order; by default numbers."""
     observe: str | None = None
     """`module:function`: (agent, observation) -> the text that the agent sees."""
-    task_key: str | None = None  # type: ignore[assignment]  # then what it names, as the method of this name
+    task_key: str | None = None  # type: ignore[assignment]  # the method of this name is set below
     """`module:function`: the environment after its reset -> a text that no action changes, by which tasks are split;
     by default the whole opening."""
     style: Style = "full"
@@ -45,7 +45,7 @@ class PettingZooGame(ReplayedGame):
         self._make = load("env", self.env, "env")
         self.seen = load("observe", self.observe) if self.observe is not None else None
         self._key = load("task_key", self.task_key) if self.task_key is not None else None
-        self.task_key = self._task_key  # type: ignore[assignment]
+        del self.task_key  # so that the name is the method's again, or a subclass's own
         self._options = dict(self.options or {})
         self.names = None if self.actions is None else tuple(map(str, self.actions))
         self.full = self.style == "full"
@@ -121,6 +121,9 @@ class PettingZooGame(ReplayedGame):
                 raise self._not_deterministic()
             replies.append(reply)
             position = after
+
+
+PettingZooGame.task_key = PettingZooGame._task_key  # type: ignore[method-assign,assignment]
 
 
 class _Running:

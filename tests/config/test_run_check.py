@@ -24,7 +24,7 @@ from verl_atgrpo.train.config import check, job_rules, machine_check, policy_rul
 from verl_atgrpo.train.config.machine_check import check_models
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.policy_rules import of_context
-from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit, typed_command
+from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit, typed_command, without_secrets
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, Section
 
 FOLDER = Path(verl_atgrpo.recipes.__file__).parent
@@ -59,7 +59,6 @@ def test_the_single_agent_of_a_recipe_passes_the_checks(compose: Any, recipe: st
     assert (settings.scheme, settings.estimator) == ("parallel", "mas_grpo")
 
 
-SPLITS = ("train", "val")
 PARALLEL, BRANCH, OWN = "at_grpo.scheme=parallel", "at_grpo.scheme=branch", "at_grpo.episode_reward=own"
 
 
@@ -90,7 +89,7 @@ PARALLEL, BRANCH, OWN = "at_grpo.scheme=parallel", "at_grpo.scheme=branch", "at_
 def test_a_scheme_without_a_reward_for_an_agent_that_is_trained_is_refused(
     compose: Any, name: str, changes: list[str], agent: str, accepted: str | None, tmp_path: Path
 ) -> None:
-    data = [f"{split}: {{path: {path['path']}}}" for split, path in zip(SPLITS, sources(tmp_path), strict=True)]
+    data = [f"{split}: {{path: {path['path']}}}" for split, path in sources(tmp_path).items()]
     game = ["~at_grpo.environment", f"+at_grpo.environment={{name: {name}, {', '.join(data)}}}"]
     one = ["data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1"]
     config = compose("plan_path_cpu", *game, *one, *changes)
@@ -508,4 +507,25 @@ def test_every_private_symbol_is_as_we_need_it() -> None:
 def test_the_command_is_kept_without_secrets() -> None:
     words = ["/usr/bin/python3", "-m", "verl.trainer.main_ppo", "b={x: [1, 2]}", "c.api_key=abc=d", "+t.token=e"]
     assert typed_command(words) == "python -m verl.trainer.main_ppo 'b={x: [1, 2]}' c.api_key=... +t.token=..."
-    assert typed_command(["python", "a.max_token_len_per_gpu=9"]) == "python a.max_token_len_per_gpu=9"
+    plain = "python a.max_token_len_per_gpu=9 b.stop_token_ids=1 c.tokenizer=d e.task_key=f:g h=any@http://i/v1"
+    assert typed_command(plain.split()) == plain
+    for secret in (
+        "a={b: {OPENAI_API_KEY: s}}",
+        "variables={A: s}",
+        "+AWS_SECRET_ACCESS_KEY=s",
+        "a.b=http://c:s@d/v1",
+    ):
+        assert typed_command(["python", secret]) == f"python {secret.partition('=')[0]}=..."
+
+
+def test_records_have_no_secrets_of_the_section() -> None:
+    shown = {"task_key": "a:b", "max_tokens": 3, "source": "any@http://i/v1#KEY", "names": ["a"], "seed": None}
+    hidden = {"variables": {"A": "s"}, "env_vars": {"B": "s"}, "HF_TOKEN": "s", "client": {"api_key": "s"}}
+    urls = ["http://u:s@h/v1"]
+    assert without_secrets({"name": "x", "options": [{**shown, **hidden}], "urls": urls}) == {
+        "name": "x",
+        "options": [
+            {**shown, **dict.fromkeys(("variables", "env_vars", "HF_TOKEN"), "..."), "client": {"api_key": "..."}}
+        ],
+        "urls": ["..."],
+    }

@@ -255,7 +255,7 @@ def test_no_golden_test_or_solution_is_in_a_prompt(tmp_path: Path) -> None:
 @needs_humaneval
 def test_no_golden_test_of_humaneval_is_in_a_prompt() -> None:
     section = {"path": str(HUMANEVAL), "format": "humaneval"}
-    env = Code(section, section)
+    env = Code(train=section, val=section)
     for index in range(env.num_tasks("val")):
         problem = env.task("val", index)
         bodies = str(problem.solution).removeprefix(problem.statement).strip()
@@ -301,4 +301,4 @@ def test_golden_tester_reward_needs_solutions(tmp_path: Path) -> None:
     row = {key: ROWS["apps"][0][0][key] for key in ("question", "input_output")}  # no column at all
     section = {"path": write(tmp_path, [row]), "format": "apps"}
     with pytest.raises(EnvironmentConfigError, match="tester_reward='golden'"):
-        Code(section, section)
+        Code(train=section, val=section)

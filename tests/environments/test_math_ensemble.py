@@ -17,7 +17,7 @@ from verl_atgrpo.environments.math import MathDebate, MathEnsemble
 
 
 def test_ensemble(tmp_path: Path) -> None:
-    env = MathEnsemble(*sources(tmp_path), reasoners=3, tool_users=2)
+    env = MathEnsemble(**sources(tmp_path), reasoners=3, tool_users=2)
 
     def numbered(answer: Callable[[object], str], start: int) -> Script:
         return lambda prompt, k: answer(start + int(re.findall(r"(?:reasoner|tool user) (\d)", prompt)[0]))
@@ -36,7 +36,7 @@ def test_ensemble(tmp_path: Path) -> None:
 
 
 def test_debate(tmp_path: Path) -> None:
-    env = MathDebate(*sources(tmp_path), debaters=3, rounds=2)
+    env = MathDebate(**sources(tmp_path), debaters=3, rounds=2)
     first, second = ["111", "112", "113"], ["7", GOLD, "738,291"]
 
     def debater(prompt: str, k: int) -> str:

@@ -24,7 +24,7 @@ RIGHT, WRONG = box(GOLD), box("7")
 
 
 def test_the_refiner_sees_answer_and_criticism(tmp_path: Path) -> None:
-    env = MathRefined(*sources(tmp_path))
+    env = MathRefined(**sources(tmp_path))
     scripts = {
         "generator": lambda prompt, k: WRONG,
         "verifier": lambda prompt, k: "It is larger than 7.",
@@ -40,7 +40,7 @@ def test_the_refiner_sees_answer_and_criticism(tmp_path: Path) -> None:
 
 def test_nodes_of_the_tree_have_the_mean_of_their_children(tmp_path: Path) -> None:
     """MALT: below one generator's answer the leaves 110, 100, 000 make 2/3, 1/3, 0, and so 1/3 for the answer."""
-    env = MathRefined(*sources(tmp_path))
+    env = MathRefined(**sources(tmp_path))
     leaves = {
         ("0", "0"): "110",
         ("0", "1"): "100",
@@ -75,7 +75,7 @@ def test_nodes_of_the_tree_have_the_mean_of_their_children(tmp_path: Path) -> No
 
 
 def test_the_best_draft_is_refined_and_drafts_are_not_trained(tmp_path: Path) -> None:
-    env = MathDrafts(*sources(tmp_path), drafts=3)
+    env = MathDrafts(**sources(tmp_path), drafts=3)
     drafts = ["?", WRONG, RIGHT]
     scripts = {
         "drafter": lambda prompt, k: drafts[k % 3],
@@ -105,7 +105,7 @@ def test_the_best_draft_is_refined_and_drafts_are_not_trained(tmp_path: Path) ->
 def test_votes_count_for_the_solver_and_are_worth_agreement(
     answer: str, total: float, votes: list[float], tmp_path: Path
 ) -> None:
-    env = MathJudged(*sources(tmp_path), votes=4)
+    env = MathJudged(**sources(tmp_path), votes=4)
     verdicts = ["right", "Wrong.", "perhaps", "It is right.", "wrong"]
     scripts = {"solver": lambda prompt, k: answer, "judge": lambda prompt, k: verdicts[k]}
     record = episode(env, scripts)
@@ -123,7 +123,7 @@ def test_votes_count_for_the_solver_and_are_worth_agreement(
 @pytest.mark.parametrize(("right", "trained"), [(0, False), (1, True), (3, True), (4, False)])
 def test_the_judge_is_trained_where_candidates_differ(right: int, trained: bool, tmp_path: Path) -> None:
     """With 1 of 5 (20%) to 4 of 5 it is; here of 4, with votes that are always right."""
-    env = MathJudged(*sources(tmp_path), votes=2)
+    env = MathJudged(**sources(tmp_path), votes=2)
     scripts = {
         "solver": lambda prompt, k: RIGHT if k < right else box(str(k)),
         "judge": lambda prompt, k: "right" if GOLD in prompt else "wrong",

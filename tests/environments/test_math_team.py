@@ -29,7 +29,7 @@ from verl_atgrpo.sandbox.runner import run_python
 
 
 def test_rewards_by_hand(tmp_path: Path) -> None:
-    env = Math(*sources(tmp_path), max_turns=1)
+    env = Math(**sources(tmp_path), max_turns=1)
     task = env.task("train", 0)
     assert task == MathTask(QUESTION + "train", GOLD)
     cases = {
@@ -75,14 +75,14 @@ def test_an_expression_of_the_question_is_no_answer(
     question: str, gold: str, copied: str, right: str, tmp_path: Path
 ) -> None:
     rows = [{"question": question, "answer": gold}]
-    env = make("math_single", **dict(zip(("train", "val"), sources(tmp_path, train=rows), strict=True)), max_turns=1)
+    env = make("math_single", **sources(tmp_path, train=rows), max_turns=1)
     replies = [box(copied), box(right), box(gold)]
     (decision,) = episode(env, {"solo": lambda prompt, k: replies[k]}, candidates=3).decisions
     assert [candidate.score.local for candidate in decision.candidates] == pytest.approx([0.2, 1.0, 1.0])
 
 
 def test_both_answer_in_parallel_and_see_each_other_from_turn_2(tmp_path: Path) -> None:
-    env = Math(*sources(tmp_path), max_turns=3)
+    env = Math(**sources(tmp_path), max_turns=3)
     record = episode(
         env,
         {
@@ -105,7 +105,7 @@ def test_both_answer_in_parallel_and_see_each_other_from_turn_2(tmp_path: Path) 
     ("tool", "reasoned", "success"), [(GOLD, "738291.0", True), ("0.5", r"\frac12", False), ("1,000", "1000", False)]
 )
 def test_agreement_ends_the_episode_right_or_wrong(tool: str, reasoned: str, success: bool, tmp_path: Path) -> None:
-    env = Math(*sources(tmp_path))
+    env = Math(**sources(tmp_path))
     record = episode(env, {"tool_user": by_turn(program(tool)), "reasoner": by_turn(box(reasoned))})
     assert len(record.decisions) == 2
     assert record.outcome.success == success
@@ -113,7 +113,7 @@ def test_agreement_ends_the_episode_right_or_wrong(tool: str, reasoned: str, suc
 
 
 def test_the_reasoner_s_answer_counts(tmp_path: Path) -> None:
-    env = Math(*sources(tmp_path), max_turns=2)
+    env = Math(**sources(tmp_path), max_turns=2)
     tool_user = by_turn(program(int(GOLD)), program(int(GOLD)))
     assert not episode(env, {"tool_user": tool_user, "reasoner": by_turn(box("1"), box("2"))}).outcome.success
     assert not episode(env, {"tool_user": tool_user, "reasoner": by_turn(box("1"), "none")}).outcome.success
@@ -130,7 +130,7 @@ def test_equal_programs_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return await run_python(code, **options)
 
     monkeypatch.setattr(math_team, "run_python", run)
-    env = Math(*sources(tmp_path), max_turns=1)
+    env = Math(**sources(tmp_path), max_turns=1)
     replies = [program(1), program(2), program(1), program(1)]
     episode(env, {"tool_user": lambda prompt, k: replies[k], "reasoner": by_turn(box("3"))}, candidates=4)
     assert len(ran) == 2
@@ -148,7 +148,7 @@ def test_programs_import_what_the_prompt_says(tmp_path: Path, monkeypatch: pytes
         ({"libraries": ["numpy"]}, "the standard library and numpy alone", [0.1, 1, 0.1]),
         ({"libraries": []}, "the standard library alone", [0.1, 0.1, 0.1]),
     ):
-        env = Math(*sources(tmp_path), max_turns=1, **options)  # type: ignore[arg-type]
+        env = Math(**sources(tmp_path), max_turns=1, **options)  # type: ignore[arg-type]
         record = episode(env, {"tool_user": lambda p, k: replies[k], "reasoner": lambda p, k: "-"}, candidates=3)
         (decision,) = of("tool_user", record)
         assert said in prompt_of(decision)
@@ -158,7 +158,7 @@ def test_programs_import_what_the_prompt_says(tmp_path: Path, monkeypatch: pytes
 def test_nothing_in_a_prompt_counts_as_an_answer_and_long_replies_are_cut(tmp_path: Path) -> None:
     echo: Script = lambda prompt, k: prompt  # noqa: E731
     for name in NAMES:
-        env = make(name, **dict(zip(("train", "val"), sources(tmp_path), strict=True)))
+        env = make(name, **sources(tmp_path))
         record = episode(env, dict.fromkeys(env.agents, echo))
         assert not record.outcome.success
         for decision in record.decisions:
@@ -168,7 +168,7 @@ def test_nothing_in_a_prompt_counts_as_an_answer_and_long_replies_are_cut(tmp_pa
             worst = {"judge": -2 * decision.trained, "solver": -1} if name == "math_judged" else {}
             assert decision.candidates[0].reward == worst.get(decision.agent, 0)
             assert GOLD not in prompt and "12 steps" not in prompt
-    env = Math(*sources(tmp_path), max_turns=2)
+    env = Math(**sources(tmp_path), max_turns=2)
     long = episode(env, {"tool_user": by_turn("x" * 9999, "x"), "reasoner": by_turn("y" * 9999 + box("3"), "z")})
     prompt = prompt_of(of("reasoner", long)[1])
     assert len(prompt) < 2 * SHOWN + 1000 and box("3") in prompt
@@ -181,7 +181,7 @@ def test_nothing_in_a_prompt_counts_as_an_answer_and_long_replies_are_cut(tmp_pa
 def test_the_data_sets_are_read_and_their_overlap_is_seen(caplog: pytest.LogCaptureFixture) -> None:
     gsm8k = {"path": str(DATA / "gsm8k_test.jsonl")}
     aime = {"path": str(DATA / "aime24.jsonl"), "columns": {"question": "problem"}}
-    env = Math(gsm8k, aime)
+    env = Math(train=gsm8k, val=aime)
     assert (env.num_tasks("train"), env.num_tasks("val")) == (1319, 30)
     assert env.task("train", 0).answer == "18"
     prints = {
@@ -195,11 +195,11 @@ def test_the_data_sets_are_read_and_their_overlap_is_seen(caplog: pytest.LogCapt
 def test_without_math_verify_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentConfigError, match=re.escape("pip install 'verl-atgrpo[math]'")):
-        Math(*sources(tmp_path))
+        Math(**sources(tmp_path))
 
 
 def test_a_fingerprint_ignores_only_the_layout(tmp_path: Path) -> None:
-    env = Math(*sources(tmp_path))
+    env = Math(**sources(tmp_path))
 
     def prints(*texts: str) -> set[str]:
         return {env.fingerprint(MathTask(text, "1")) for text in texts}
@@ -218,7 +218,7 @@ def test_problems_without_an_answer_are_left_out(tmp_path: Path, caplog: pytest.
     answers: list[object] = ["3", "see the figure.", None, r"\frac{1}{2}", ["$(1,2)$"], "t(0,4]"]
     rows: list[dict[str, object]] = [{"question": f"Problem {a}", "answer": a} for a in answers]
     with caplog.at_level(logging.WARNING):
-        env = Math(*sources(tmp_path, train=rows))
+        env = Math(**sources(tmp_path, train=rows))
     assert [env.task("train", i).answer for i in range(env.num_tasks("train"))] == [
         "3",
         r"\frac{1}{2}",
@@ -228,13 +228,13 @@ def test_problems_without_an_answer_are_left_out(tmp_path: Path, caplog: pytest.
     assert "train: 2 of 6 problems left out" in caplog.text
     for none in (rows[1:2], rows[5:]):
         with pytest.raises(EnvironmentConfigError, match=r"train\.columns\.answer: no answer .* '(see the|t\(0)"):
-            Math(*sources(tmp_path, train=none))
+            Math(**sources(tmp_path, train=none))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_answer_that_cannot_be_verified_fails_its_episode_before_any_prompt(name: str, tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{"question": "A", "answer": "t(0,4]"}, {"question": "B", "answer": "1"}]
-    train, val = sources(tmp_path, train=rows)
+    train, val = sources(tmp_path, train=rows).values()
     env = make(name, train=train, val=val)
 
     def never(prompt: str, k: int) -> str:
@@ -246,11 +246,11 @@ def test_an_answer_that_cannot_be_verified_fails_its_episode_before_any_prompt(n
 
 
 def test_several_data_sets_are_read_in_their_order(tmp_path: Path) -> None:
-    train, val = sources(tmp_path)
-    env = MathDebate(train, {"one": val, "gone": None, "two": train})
+    train, val = sources(tmp_path).values()
+    env = MathDebate(train=train, val={"one": val, "gone": None, "two": train})
     assert [env.task("val", index).question for index in range(2)] == [QUESTION + "val", QUESTION + "train"]
     assert env.data_sets("val") == {"one": 1, "two": 1} and env.num_tasks("val") == 2
-    assert MathDebate(train, {"gone": None, **val}).data_sets("val") == env.data_sets("train") == {}
+    assert MathDebate(train=train, val={"gone": None, **val}).data_sets("val") == env.data_sets("train") == {}
 
 
 @pytest.mark.skipif(not DATA.exists(), reason=f"the data sets are not at {DATA}")
@@ -259,7 +259,7 @@ def test_the_validation_sets_of_the_recipes_are_read() -> None:
         "aime24": {"path": str(DATA / "aime24.jsonl"), "columns": {"question": "problem"}},
         "olympiadbench": {"path": str(DATA / "olympiadbench_math.jsonl"), "columns": {"answer": "final_answer"}},
     }
-    env = MathDebate({"path": str(DATA / "gsm8k_test.jsonl")}, sets)
+    env = MathDebate(train={"path": str(DATA / "gsm8k_test.jsonl")}, val=sets)
     assert env.data_sets("val")["aime24"] == 30 and env.data_sets("val")["olympiadbench"] >= 670
 
 
@@ -288,7 +288,7 @@ def test_the_validation_sets_of_the_recipes_are_read() -> None:
 def test_option_errors_name_key_and_value(
     names: list[str], options: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
-    train, val = sources(tmp_path)
+    train, val = sources(tmp_path).values()
     for name in names:
         with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
             make(name, **{"train": train, "val": val, **options})
@@ -317,7 +317,7 @@ USER, SYSTEM = {"role": "user", "content": "What is 1 + 2?"}, {"role": "system",
 )
 def test_a_question_is_a_text_or_one_message(question: Any, kept: bool, tmp_path: Path) -> None:
     def read(*rows: dict[str, Any]) -> MathDebate:
-        return MathDebate(*sources(tmp_path, train=[*rows]))
+        return MathDebate(**sources(tmp_path, train=[*rows]))
 
     good, row = {"question": "What is 5?", "answer": "5"}, {"question": question, "answer": "3"}
     tasks = [read(good, row).task("train", index).question for index in range(1 + kept)]

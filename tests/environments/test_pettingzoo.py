@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import re
@@ -24,6 +25,7 @@ from fakes.scripted_episodes import here, prompt_of, scripted
 from gymnasium.spaces import Box, Text
 
 from verl_atgrpo import EnvironmentConfigError, Score, check_environment, make
+from verl_atgrpo.environments.ports.pettingzoo import PettingZooGame
 from verl_atgrpo.play.testing import EnvironmentContractError, Script
 
 WALKERS = {"env": "meeting:env", "actions": ["up", "down"], "task_key": "meeting:street"}
@@ -234,6 +236,18 @@ def test_validation_streets_are_not_in_training() -> None:
     by_opening = {"env": f"{THIS}:nameless", "actions": ["up", "down"], **few}
     with pytest.raises(EnvironmentContractError, match="leave out of task_key what moves change"):
         check_environment(here("pettingzoo"), by_opening, legal=wander, plays=150, tasks=5, episodes=0)
+
+
+def test_a_subclass_may_say_which_tasks_are_one() -> None:
+    """`task_key` is an option and, as in every environment, a method."""
+
+    class Own(PettingZooGame):
+        def task_key(self, task: int) -> str:  # type: ignore[override]
+            return f"own {task}"
+
+    assert Own(**WALKERS).task_key(5) == "own 5"
+    game = PettingZooGame(**WALKERS)
+    assert game.task_key(5) == copy.copy(game).task_key(5) != game.fingerprint(5)
 
 
 @pytest.mark.parametrize(

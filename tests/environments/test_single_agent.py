@@ -101,7 +101,7 @@ def test_the_states_of_these_games_have_no_draft() -> None:
 
 def test_in_mathematics_it_sees_its_answers_until_it_repeats_one(tmp_path: Path) -> None:
     pytest.importorskip("math_verify")
-    env = make("math_single", **dict(zip(("train", "val"), sources(tmp_path), strict=True)), max_turns=4)
+    env = make("math_single", **sources(tmp_path), max_turns=4)
     assert env.agents == ("solo",)
     said = [box("1"), box(GOLD), box(f"{GOLD}.0"), box("never asked")]
     record, asked = episode(env, env.task("train", 0), lambda prompt, turn: said[turn - 1])

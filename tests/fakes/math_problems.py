@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fakes.coding_problems import write
 from fakes.scripted_episodes import Script, scripted
@@ -24,13 +25,13 @@ def program(answer: object) -> str:
     return f"```python\nprint({answer!r})\n```"
 
 
-def sources(folder: Path, **rows: list[dict[str, object]]) -> tuple[dict[str, str], dict[str, str]]:
-    """Sections for `train` and `val`, by default with one problem each."""
-    paths = []
+def sources(folder: Path, **rows: list[dict[str, object]]) -> dict[str, Any]:
+    """The options `train` and `val`, by default with one problem each."""
+    found = {}
     for split in ("train", "val"):
         given = rows.get(split) or [{"question": QUESTION + split, "answer": f"It takes 12 steps.\n#### {GOLD}"}]
-        paths.append({"path": write(folder, given, f"{split}.jsonl")})
-    return paths[0], paths[1]
+        found[split] = {"path": write(folder, given, f"{split}.jsonl")}
+    return found
 
 
 def episode(env: Environment, scripts: Mapping[str, Script], candidates: int = 1) -> EpisodeRecord:

@@ -178,7 +178,8 @@ def of_agents(job: Job) -> Iterator[str]:
 
 
 def _of_candidates(job: Job, candidates: Mapping[str, int]) -> Iterator[str]:
-    followed, unused = set(), {}
+    followed: set[str] = set()
+    unused: dict[str, str] = {}
     for agent in job.env.agents if candidates else ():
         names = names_of(agent)
         settings, own = job.settings.of_part(names[-1]), (job.settings.parts or {}).get(names[-1])
