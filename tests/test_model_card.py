@@ -32,6 +32,13 @@ class Hub(BaseHTTPRequestHandler):
 
     repositories: dict[str, dict[str, bytes]]
 
+    def do_GET(self) -> None:
+        name = self.path.removeprefix("/api/models/").partition("/tree/")[0]
+        if name not in self.repositories:
+            return self.answer(404, {"error": "Not found"})
+        files = {path: len(content) for path, content in self.repositories[name].items()}
+        self.answer(200, [{"type": "file", "path": path, "oid": "1", "size": size} for path, size in files.items()])
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -49,6 +56,8 @@ class Hub(BaseHTTPRequestHandler):
         else:
             name = self.path.removeprefix("/api/models/").partition("/commit/")[0]
             for line in map(json.loads, body.splitlines()):
+                if line["key"] == "deletedFile":
+                    del self.repositories[name][line["value"]["path"]]
                 if line["key"] == "file":
                     self.repositories[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             url = f"http://{self.headers['Host']}/{name}/commit/1"
@@ -110,6 +119,28 @@ def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None
     assert "| evaluation | 90.0% of 10 tasks solved, 95% interval 5" in body
 
 
+def test_only_a_step_with_a_number_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = checkpoint(tmp_path, "shared")
+    write_run(step.parent)
+    (tmp_path / "best").symlink_to(step)
+    assert cli.main(["export", str(tmp_path / "best"), str(tmp_path / "out")]) == 0
+    assert "| training | 3 steps" in (tmp_path / "out/shared/README.md").read_text()
+    copied = tmp_path / "copied"
+    step.rename(copied)
+    with pytest.raises(SystemExit):
+        cli.main(["export", str(copied), str(tmp_path / "other")])
+    assert "copied: give a folder global_step_<n>" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_cell_is_one_line_and_earlier_validations_may_have_other_names() -> None:
+    section = {"environment": {"name": "walk", "style": "a|b\nc"}}
+    metrics = {0: {"val-core/walk/acc/mean@1": 0.5}, 3: {"val-core/walk/acc/mean@2": 1.0}}
+    text = card("shared", 3, Run(about={"section": section}, metrics=metrics), None)
+    assert "| task | walk (style: a\\|b c) |" in text.splitlines()
+    assert "| validation | step 3, walk: 100.0% solved |" in text.splitlines()
+
+
 def test_a_critic_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = checkpoint(tmp_path, "player", "judge")
     monkeypatch.setitem(recorded_run.ABOUT, "section", {"critic": {"policy": "judge", "kind": "value"}})
@@ -150,7 +181,10 @@ def test_policies_go_to_the_hub_each_under_its_name(
         assert all((folder / name).read_bytes() == content for name, content in sent.items())
     assert capsys.readouterr().out.splitlines()[-1].endswith("/team/mine-planner")
     assert cli.main(["export", str(checkpoint(tmp_path / "b", "shared")), str(tmp_path / "one"), "--push=me/it"]) == 0
-    assert "me/it" in hub
+    hub["me/it"] |= {"model-00001-of-00002.safetensors": b"", "model.safetensors.index.json": b"", "notes.md": b""}
+    assert cli.main(["export", str(checkpoint(tmp_path / "c", "shared")), str(tmp_path / "two"), "--push=me/it"]) == 0
+    assert {name for name in hub["me/it"] if "safetensors" in name} == {"model.safetensors"}
+    assert "notes.md" in hub["me/it"]
 
 
 @pytest.mark.parametrize("problem", ["token", "network", "name"])

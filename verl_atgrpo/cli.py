@@ -216,13 +216,15 @@ def _episodes(options: argparse.Namespace) -> str:
 
 def _export(options: argparse.Namespace) -> str:
     from verl_atgrpo.lab.export import export
-    from verl_atgrpo.lab.model_card import critic_of, measured_by, push, run_of, write_cards
+    from verl_atgrpo.lab.model_card import critic_of, measured_by, number_of, push, run_of, write_cards
 
     # First, so that nothing is exported if it cannot be read.
     measured = None if options.evaluation is None else measured_by(options.evaluation)
-    run = run_of(options.step)
-    made = export(options.step, options.out, critic_of(run))
-    write_cards(options.step, run, made, measured)
+    step = options.step.resolve()
+    number_of(step)
+    run = run_of(step)
+    made = export(step, options.out, critic_of(run))
+    write_cards(step, run, made, measured)
     pushed = push(made, options.push) if options.push else []
     return "\n".join([*(f"{name}: {folder}" for name, folder in made.items()), *pushed])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,13 @@ def critic_of(run: records.Run) -> str:
     return str(critic["policy"]) if critic else ""
 
 
+def number_of(step: Path) -> int:
+    """Returns the number in the name of a folder `global_step_<n>`; raises ValueError for another name."""
+    if (named := re.fullmatch(r"global_step_(\d+)", step.name)) is None:
+        raise ValueError(f"{step}: give a folder global_step_<n>, whose card says after how many steps it is")
+    return int(named[1])
+
+
 def write_cards(
     step: Path, run: records.Run, exported: Mapping[str, Path], measured: figures.Figures | None = None
 ) -> None:
@@ -45,9 +53,8 @@ def write_cards(
 
     `measured` is of an evaluation, for success with its interval.
     """
-    number = int(step.name.rpartition("_")[2])
     for policy, folder in exported.items():
-        (folder / CARD).write_text(card(policy, number, run, measured))
+        (folder / CARD).write_text(card(policy, number_of(step), run, measured))
 
 
 def card(policy: str, step: int, run: records.Run, measured: figures.Figures | None) -> str:
@@ -72,7 +79,8 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
         "validation": _validation(run, step),
         "evaluation": evaluation,
     }
-    rows = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value)
+    cells = {name: " ".join(value.split()).replace("|", "\\|") for name, value in lines.items()}
+    rows = "\n".join(f"| {name} | {value} |" for name, value in cells.items() if value)
     named = f"base_model: {base}\n" if HUB_NAME.fullmatch(base) else ""
     command = about.get("command")
     how = f"\n## Command\n\n```sh\n{command}\n```\n" if command else ""
@@ -117,7 +125,7 @@ def _validation(run: records.Run, step: int) -> str:
     first, last = min(known), max(known)
     told = []
     for name, value in known[last].items():
-        before = f" (step {first}: {float(known[first][name]):.1%})" if first < last else ""
+        before = f" (step {first}: {float(known[first][name]):.1%})" if first < last and name in known[first] else ""
         told.append(f"{name.rpartition('/acc/')[0]}: {float(value):.1%} solved{before}")
     return f"step {last}, " + ", ".join(told)
 
@@ -137,7 +145,13 @@ def push(exported: Mapping[str, Path], name: str) -> list[str]:
         repository = name if len(exported) == 1 else f"{name}-{policy}"
         try:
             made = api.create_repo(repository, exist_ok=True)
-            api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="verl-atgrpo export")
+            api.upload_folder(
+                repo_id=made.repo_id,
+                folder_path=folder,
+                commit_message="verl-atgrpo export",
+                # Of an earlier export no weights may stay.
+                delete_patterns=["*.safetensors", "*.index.json"],
+            )
         except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, httpx.HTTPError, OSError) as error:
             raise RuntimeError(
                 f"--push {repository}: {api.endpoint} says {error}; log in with `hf auth login` or set HF_TOKEN "

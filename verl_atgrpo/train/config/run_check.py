@@ -27,7 +27,11 @@ logger = logging.getLogger(__name__)
 
 MODE = "at_grpo"
 ESTIMATOR = "at_grpo"
-_SECRET = re.compile(r"(?s)([^=]*(?:api_?key|password|secret|[._]token))=.*", re.IGNORECASE)
+_SECRET = re.compile(
+    r"""(?ix) api_?key | password | secret | credential | (?<![a-z])(token|variables|env_vars)(?![a-z_])
+        | ://[^/\s]*@  # a password in an address"""
+)
+"""In the name of a key, or in an address; `variables` are those of other programs, of which many have secrets."""
 
 
 def check_run_or_exit(config: DictConfig, **_: Any) -> None:
@@ -48,7 +52,19 @@ def check_run_or_exit(config: DictConfig, **_: Any) -> None:
 
 def typed_command(words: Sequence[str]) -> str:
     """Returns a command as one would type it, without the values of keys that name a secret: a model card has it."""
-    return shlex.join(["python", *(_SECRET.sub(r"\1=...", word) for word in words[1:])])
+    keys = ((word, *word.partition("=")) for word in words[1:])
+    return shlex.join(
+        ["python", *(f"{key}=..." if equals and _SECRET.search(word) else word for word, key, equals, _ in keys)]
+    )
+
+
+def without_secrets(section: Any) -> Any:
+    """Returns what records and model cards may have of the section: values of keys that name a secret are left out."""
+    if isinstance(section, dict):
+        return {key: "..." if _SECRET.search(str(key)) else without_secrets(one) for key, one in section.items()}
+    if isinstance(section, list):
+        return [without_secrets(one) for one in section]
+    return "..." if isinstance(section, str) and "@" in section and _SECRET.search(section) else section
 
 
 def check_run(config: DictConfig) -> AtGrpoConfig | None:

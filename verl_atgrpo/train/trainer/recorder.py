@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_atgrpo.train.config.run_check import without_secrets
 from verl_atgrpo.train.config.schema import COMMAND, SECTION, RecordSettings
 from verl_atgrpo.train.rollout.episode_rows import WHOLE
 from verl_atgrpo.train.rows.batch import VALIDATION, Batch, Tags
@@ -26,7 +27,7 @@ def about_run(config: DictConfig, units: Sequence[PolicyUnit]) -> dict[str, Any]
         "project": config.trainer.project_name,
         "experiment": config.trainer.experiment_name,
         "command": config.get(COMMAND, ""),
-        "section": OmegaConf.to_container(config[SECTION], resolve=True),
+        "section": without_secrets(OmegaConf.to_container(config[SECTION], resolve=True)),
         "models": {unit.name: unit.config.actor_rollout_ref.model.path for unit in units},
         "frozen": [unit.name for unit in units if not unit.trainable],
     }
