@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fakes.recorded_run import write_run
+from omegaconf import OmegaConf
 from training_jobs import FRESH, SMALL, Start, finish
 
 from verl_atgrpo import cli
@@ -54,12 +55,28 @@ def test_the_command_writes_a_package_and_says_what_to_do(tmp_path: Path, capsys
     ]
 
 
+@pytest.mark.parametrize("model", ["my_team_model", "a #1", "x: y", "MODEL "])
+def test_a_model_is_written_as_it_was_given(model: str, tmp_path: Path) -> None:
+    folder = tmp_path / model
+    folder.mkdir()
+    said = new("crane_team", tmp_path / "a b", str(folder))
+    recipe = OmegaConf.load(tmp_path / "a b/crane_team/crane_team_cpu.yaml")
+    assert recipe.actor_rollout_ref.model.path == str(folder)
+    assert f"cd '{tmp_path}/a b/crane_team' &&" in said
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("My_team", "use small letters"),
         ("a-b", "use small letters"),
-        ("class", "use small letters"),
+        ("class", "has this name"),
+        ("true", "use small letters"),
+        ("on", "use small letters"),
+        ("_x", "use small letters"),
+        ("x_", "use small letters"),
+        ("none", "Python or the package has this name"),
+        ("call", "Python or the package has this name"),
         ("walk", "an environment has this name"),
         ("random", "a module has this name"),
         ("pytest", "a module has this name"),

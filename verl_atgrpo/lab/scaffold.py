@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
 import keyword
+import re
+import shlex
 import sys
 from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from verl_atgrpo.play.registry import registered
 
@@ -21,8 +27,18 @@ def new(name: str, folder: Path, model: str = MODEL) -> str:
     `model` is on the Hugging Face hub or in a folder. Raises ValueError for a name that Python, a module or an
     environment has; FileExistsError if the folder exists.
     """
-    if not name.isidentifier() or not name.isascii() or name != name.lower() or keyword.iskeyword(name):
+    title = "".join(part.title() for part in name.split("_"))
+    texts = {source: source.read_text() for source in sorted(_TEMPLATE.iterdir()) if source.is_file()}
+    # YAML reads `on` as true.
+    if not re.fullmatch("[a-z][a-z0-9_]*[a-z0-9]", name) or OmegaConf.create(f"key: {name}") != {"key": name}:
         raise ValueError(f"name={name!r}: use small letters, digits and underscores, such as {_NAME}")
+    code = ast.walk(ast.parse(texts[_TEMPLATE / f"{_NAME}.py"]))
+    if (
+        keyword.iskeyword(name)
+        or keyword.iskeyword(title)
+        or title in {getattr(node, "id", getattr(node, "name", "")) for node in code}
+    ):
+        raise ValueError(f"name={name!r}: Python or the package has this name; use another one")
     if name in registered():
         raise ValueError(f"name={name!r}: an environment has this name; use another one")
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
@@ -32,13 +48,12 @@ def new(name: str, folder: Path, model: str = MODEL) -> str:
         raise FileExistsError(f"{made} exists; remove it, or use another name")
     if (there := Path(model).expanduser()).is_dir():
         model = str(there.resolve())
-    title = "".join(part.title() for part in name.split("_"))
     made.mkdir(parents=True)
-    for source in sorted(_TEMPLATE.iterdir()):
-        if source.is_file():
-            text = source.read_text().replace("MODEL ", f"{model} ")
-            text = text.replace(_NAME, name).replace("MyTeam", title)
-            (made / source.name.replace(_NAME, name)).write_text(text)
+    words = {"MODEL": model if re.fullmatch(r"[\w./-]+", model) else json.dumps(model)}
+    words |= {_NAME: name, "MyTeam": title}
+    for source, text in texts.items():
+        written = re.sub(r"\bMODEL(?= )|my_team|MyTeam", lambda found: words[found[0]], text)
+        (made / source.name.replace(_NAME, name)).write_text(written)
     return f"""{made}: an environment of two agents, its test and a recipe; CHANGE marks what to change. Try it:
-    cd {made} && pip install -e . && python -m pytest -q
+    cd {shlex.quote(str(made))} && pip install -e . && python -m pytest -q
     python -m verl.trainer.main_ppo --config-dir=. --config-name={name}_cpu"""
