@@ -17,8 +17,8 @@ LAYERS = ("train", "lab")
 BUDGETS: dict[str, int] = {
     "verl_atgrpo": 1_080,
     "verl_atgrpo/train": 470,
-    "verl_atgrpo/lab": 520,
-    "verl_atgrpo/train/config": 3_290,
+    "verl_atgrpo/lab": 575,
+    "verl_atgrpo/train/config": 3_310,
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_160,
     "verl_atgrpo/lab/evaluation": 1_450,
@@ -32,10 +32,10 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/train/serving": 1_780,
     "verl_atgrpo/lab/tiny_models": 690,
     "verl_atgrpo/train/trainer": 2_760,
-    "environments": 9_510,
+    "environments": 9_520,
     "recipes": 1_090,
     "benchmarks": 5_290,
-    "tests": 46_200,
+    "tests": 46_310,
     "docs": 30_000,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
-from verl_atgrpo import cli, recipes
+from verl_atgrpo import Environment, cli, recipes
+from verl_atgrpo.lab.json_schema import recipe_schema
+from verl_atgrpo.play import registry
 
 FOLDER = Path(recipes.__file__).parent
 FILE = FOLDER / "at_grpo.schema.json"
@@ -84,3 +88,34 @@ def test_options_have_their_texts(schema: jsonschema.Draft202012Validator) -> No
                 assert option.get("description"), f"{name}: {key}"
     shared = definitions["environment_connect_four"]["properties"]["opening"]["description"]
     assert shared == "Most random moves at the start of a training game."
+
+
+class Theirs(Environment):
+    """An environment of another package."""
+
+    def __init__(self, folder: Path = Path("x"), limit: float = math.inf, judge: Event | None = None) -> None: ...
+
+
+def factory(size: int = 3, **more: Any) -> Environment:
+    """Args:
+    size: how large.
+    """
+    raise NotImplementedError
+
+
+def test_environments_of_other_packages_are_described_as_far_as_they_can_be(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`Event` has no type in YAML, `folder` and `limit` no default in JSON, and `broken` cannot be imported."""
+    more = {"theirs": Theirs, "factory": factory, "broken": "no_such_module:Theirs"}
+    monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY, **more})
+    made = json.loads(json.dumps(recipe_schema(), allow_nan=False))
+    found = jsonschema.Draft202012Validator(made)
+
+    def accepted(**environment: Any) -> bool:
+        return found.is_valid({"at_grpo": {"environment": environment}})
+
+    assert accepted(name="theirs", folder="y", judge=3) and not accepted(name="theirs", size=3)
+    assert accepted(name="factory", size=4, other=1) and not accepted(name="factory", size="four")
+    assert accepted(name="broken", any=1) and "no_such_module" in caplog.text
+    assert made["$defs"]["environment_theirs"]["properties"]["folder"]["default"] == "x"

@@ -8,18 +8,26 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import logging
+import math
 import re
 import typing
 from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic_core import to_jsonable_python
 
 from verl_atgrpo.play import registry
+from verl_atgrpo.play.types import EnvironmentConfigError
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.estimators.presets import PRESETS
 
+logger = logging.getLogger(__name__)
+
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_REST = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -59,18 +67,35 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _options(name: str) -> dict[str, Any]:
-    cls = typing.cast(type, registry.load(name))
-    hints = typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
+    try:
+        made = registry.load(name)
+    except EnvironmentConfigError as error:  # of another package
+        logger.warning(f"its options are not checked: {error}")
+        return {}
+    function = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError:  # a type that is imported for type checkers alone
+        hints = {}
     family = name.rpartition("_")[0]  # a form for a single agent has the options of its team
-    team: Any = registry.load(family) if family in registry.registered() else cls
-    texts = option_docstrings(team) | option_docstrings(cls)
-    parameters = inspect.signature(cls).parameters
-    keys = {option: TypeAdapter(hints[option]).json_schema() if option in hints else {} for option in parameters}
+    team = registry.load(family) if family in registry.registered() else made
+    texts = option_docstrings(team) | option_docstrings(made)
+    parameters = inspect.signature(made).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    keys = {option: _of_type(hints.get(option, Any)) for option, one in parameters.items() if one.kind not in _REST}
     for option, key in keys.items():
         key |= {"description": texts[option]} if option in texts else {}
-        if parameters[option].default not in (inspect.Parameter.empty, None):
-            key["default"] = parameters[option].default
-    return {"properties": {"name": {}, **keys}, "additionalProperties": _unknown(f"no option of {name}")}
+        if (default := parameters[option].default) not in (inspect.Parameter.empty, None, math.inf, -math.inf):
+            key["default"] = to_jsonable_python(default, fallback=str)
+    known = {} if kinds & set(_REST) else {"additionalProperties": _unknown(f"no option of {name}")}
+    return {"properties": {"name": {}, **keys}, **known}
+
+
+def _of_type(hint: Any) -> dict[str, Any]:
+    try:
+        return TypeAdapter(hint).json_schema()
+    except PydanticUserError:  # a type that YAML does not have
+        return {}
 
 
 def _estimator() -> dict[str, Any]:
@@ -89,8 +114,10 @@ def _unknown(message: str) -> dict[str, Any]:
     return {"type": "null", "errorMessage": message}
 
 
-def option_docstrings(cls: type) -> dict[str, str]:
-    """Returns option of an environment -> its docstring: those under fields, or the `Args:` of a constructor."""
+def option_docstrings(cls: Callable[..., Any]) -> dict[str, str]:
+    """Returns option of an environment -> its docstring: those under fields, or the `Args:` of its constructor."""
+    if not isinstance(cls, type):
+        return _argument_docstrings(cls)
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     if "__dataclass_fields__" not in vars(owner):
         return _argument_docstrings(vars(owner)["__init__"])
