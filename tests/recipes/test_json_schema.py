@@ -54,6 +54,7 @@ def test_every_recipe_names_it_and_is_accepted(file: Path, schema: jsonschema.Dr
         ({"environment": {"name": "walk", "sizes": 3}}, "$.at_grpo.environment.sizes"),
         ({"estimator": {"preset": "dr_mas", "centre": "none"}}, "$.at_grpo.estimator"),
         ({"estimator": {"preset": "dr_mas", "center": "median"}}, "$.at_grpo.estimator"),
+        ({"parts": {"walk": {"estimator": {"preset": "grpo", "centre": "none"}}}}, "$.at_grpo.parts"),
         ({"environment": {"name": "walk", "size": 1}}, "$.at_grpo.environment.size"),
         ({"environment": {"name": "connect_four", "opponent": "me"}}, "$.at_grpo.environment.opponent"),
     ],
@@ -71,7 +72,8 @@ def test_what_a_run_would_refuse_is_refused(
         None,
         {"environment": {"name": "my_module:Mine", "anything": 3}},
         {"environment": {"name": "walk", "tool": None}},  # takes back an option of another recipe
-        {"estimator": {"preset": "dr_mas", "center_scope": "group"}},
+        {"estimator": {"preset": "dr_mas", "center_scope": "group", "agents": None}},
+        {"parts": {"walk": {"estimator": None}, "search": {"estimator": "rae"}}},
         {"estimator": {"preset": "rae", "decay": 0.9}},
         {"estimator": {"preset": "of_a_package", "its_field": 1}},
     ],

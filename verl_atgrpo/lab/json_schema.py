@@ -52,10 +52,9 @@ def recipe_schema() -> dict[str, Any]:
         "properties": {"name": {"anyOf": [{"enum": names}, {"type": "string"}]}},  # or one of your own
         "allOf": [{"if": one, "then": {"$ref": f"#/$defs/environment_{name}"}} for name, one in named.items()],
     }
-    keys["estimator"] = {
-        "description": keys["estimator"]["description"],
-        "anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}, {"$ref": "#/$defs/estimator"}],
-    }
+    estimators = [{"enum": sorted(PRESETS)}, {"type": "string"}, {"$ref": "#/$defs/estimator"}]
+    keys["estimator"] = {"description": keys["estimator"]["description"], "anyOf": estimators}
+    definitions["PartSettings"]["properties"]["estimator"]["anyOf"] = [*estimators, {"type": "null"}]
     definitions |= {f"environment_{name}": _options(name) for name in names} | {"estimator": _estimator()}
     return {
         "$schema": _DIALECT,
@@ -104,7 +103,7 @@ def _estimator() -> dict[str, Any]:
     others = ("agents", "parts", "reads")
     keys = {name: TypeAdapter(hint).json_schema() for name, hint in hints.items() if name not in others}
     known = {"properties": {"preset": {"enum": sorted(PRESETS)}}, "required": ["preset"]}
-    more = {"preset": {"anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}]}, "agents": {"type": "object"}}
+    more = {"preset": {"anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}]}, "agents": {"type": ["object", "null"]}}
     checked = {"properties": {key: {} for key in (*keys, *more)}, "additionalProperties": _unknown("no such field")}
     return {"type": "object", "properties": keys | more, "if": known, "then": checked}
 
