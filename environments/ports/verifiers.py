@@ -116,11 +116,11 @@ class VerifiersEnvironment(Environment):
     def _tasks_of(self, vf: Any, split: Split, given: Mapping[str, Any] | None) -> _Tasks:
         if unknown := {*(given or {})} - {"taskset", "select"}:
             raise option_error(f"{split}.{min(unknown)} is unknown: it takes taskset and select")
-        given = given or {}
-        merged = {**self._raw, "taskset": {**self._raw.get("taskset", {}), **given.get("taskset", {})}}
+        own = given or {}
+        merged = {**self._raw, "taskset": {**self._raw.get("taskset", {}), **own.get("taskset", {})}}
         taskset = vf.load_taskset(vf.resolve_env_config(copy.deepcopy(merged)).taskset)
-        selected = taskset.select(vf.SelectConfig.model_validate(copy.deepcopy(dict(given.get("select", {})))))
-        tasks = _Tasks(selected, None if given else split)
+        selected = taskset.select(vf.SelectConfig.model_validate(copy.deepcopy(dict(own.get("select", {})))))
+        tasks = _Tasks(selected, split if given is None else None)
         if not tasks.has(0):
             raise option_error(f"{split}: the taskset has no task for this split")
         return tasks

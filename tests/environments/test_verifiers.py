@@ -137,6 +137,7 @@ def test_splits_of_their_own_are_searched_for_the_same_problem() -> None:
 
     assert [parts(130).num_tasks(split) for split in ("train", "val")] == [30, 5]
     assert not list(overlaps(parts(130), 30, 5))
+    assert make("verifiers", config=SUMS, train={}, val={"taskset": {"first": 200}}).num_tasks("train") == 40
     assert [str(one) for one in overlaps(parts(128), 30, 5)][:1] == [
         "validation task 0 has the key of training task 28"
     ]
