@@ -95,6 +95,7 @@ class LimitedProcess:
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",
+                "PYTHONHASHSEED": "0",  # sets have one order in all of them
             },
             start_new_session=True,  # not interrupted by Ctrl-C
         )

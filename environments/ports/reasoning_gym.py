@@ -30,7 +30,7 @@ _CONSTANTS = (
     *("A", "a", "x", "all", "[]", "()", "{}", "''", ".", "-", "?", "heads", "tails", "impossible"),
 )
 """Answers that must not pay whatever the question is."""
-_PROBES = ("the quick brown fox", "1", "1 + 1", "x", "[1]", "[[1, 0], [0, 1]]")
+_PROBES = ("1", "the quick brown fox", "1 + 1", "x", "[1]", "[[1, 0], [0, 1]]")
 """Answers that show whether a scorer evaluates them."""
 _TRIED, _MARGIN = 8, 0.3
 """Questions on which constants are tried, and how much more than chance one may earn there."""
@@ -114,8 +114,8 @@ class ReasoningGym(Environment):
 
     def _check_evaluating(self, task: ReasoningTask, name: str, options: Mapping[str, Any]) -> None:
         """Raises EnvironmentConfigError if a scorer executes one of a few answers; later ones would earn nothing."""
-        for answer in (str(task.entry.get("answer")), *_PROBES):
-            if self._ask(name, options, task.seed, answer)[1]:
+        for answer in (*_PROBES, str(task.entry.get("answer"))):
+            if self._ask(name, options, task, answer)[1]:
                 raise option_error(
                     f"{self.where}: the scorer of {name!r} evaluates replies as Python; use another data set"
                 )
@@ -179,18 +179,26 @@ class ReasoningGym(Environment):
         gold = task.entry.get("answer")
         if repeats(answer, task.question) and not (isinstance(gold, str) and _flat(answer) == _flat(gold)):
             return 0.0
-        return self._ask(self.dataset, self._options, task.seed, answer)[0]
+        return self._ask(self.dataset, self._options, task, answer)[0]
 
-    def _ask(self, dataset: str, options: Mapping[str, Any], seed: int, answer: str) -> tuple[float, bool]:
-        """Returns the score, and whether the scorer wanted to execute the answer."""
+    def _ask(self, dataset: str, options: Mapping[str, Any], task: ReasoningTask, answer: str) -> tuple[float, bool]:
+        """Returns the score, and whether the scorer wanted to execute the answer.
+
+        Raises EnvironmentConfigError if the scorer's process draws another question than this one.
+        """
         request = {
             "modules": self._modules,
             "dataset": dataset,
             "options": dict(options),
-            "seed": seed,
+            "seed": task.seed,
             "answer": answer,
         }
-        score, evaluates = _SCORER.ask(request) or (0.0, False)
+        score, evaluates, question = _SCORER.ask(request) or (0.0, False, task.question)
+        if question != task.question and not evaluates:
+            raise option_error(
+                f"{self.where}: another process draws another question of {dataset!r} from the same seed, as by the "
+                "order of a set: set PYTHONHASHSEED=0 for all processes, or use another data set"
+            )
         return score, evaluates
 
     async def _score(self, task: ReasoningTask, reply: str) -> Score:

@@ -65,7 +65,7 @@ def draw(dataset: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Mapp
 
 
 def main() -> None:
-    """Reads {modules, dataset, options, seed, answer}; writes the score, and whether the scorer executes texts.
+    """Reads {modules, dataset, options, seed, answer}; writes score, whether the scorer executes texts, and question.
 
     `modules` are imported first, as they register data sets.
     """
@@ -92,7 +92,7 @@ def main() -> None:
         guard.met = False
         score = _paid(made, request["answer"], entry)
         guard.allowed = None
-        return score, guard.met
+        return score, guard.met, str(entry["question"]).strip()
 
     serve(answer, lambda request: CPU_SECONDS, MEMORY_BYTES, prepare=drawn)
 
