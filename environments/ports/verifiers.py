@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import math
 import statistics
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -185,6 +186,9 @@ class VerifiersEnvironment(Environment):
                 episode = await playing.run_episode(task, vf.ModelContext(model=_MODEL, client=client))
                 if not self._env.complete(episode):
                     raise _failed(episode)  # within `serve`, which knows whether a limit was the cause
+        for one in episode.traces:
+            if not math.isfinite(one.reward):
+                raise EpisodeFailed("not_finite", f"verifiers: the reward of {one.agent.name!r} is {one.reward}")
         await _settle(team, episode, names)
         return self._outcome(episode)
 

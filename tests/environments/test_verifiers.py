@@ -247,12 +247,16 @@ def test_the_documented_taskset_plays(tmp_path: Path, monkeypatch: pytest.Monkey
     assert played(best, task, ["1", task.data.letter, "2", "3"]).outcome.metrics["pass_at_n"] == 1
 
 
-def test_what_a_reward_raises_and_what_a_decision_raises_fail_the_episode() -> None:
+def test_what_a_reward_raises_or_is_and_what_a_decision_raises_fail_the_episode() -> None:
     env = make("verifiers", config=SUMS)
     task = env.task("train", 0)
     with pytest.raises(EpisodeFailed, match=r"TaskError.*no number") as failed:
         played(env, task, ["raise"])
     assert failed.value.reason == "taskerror"
+    for reply in ("nan", "inf"):
+        with pytest.raises(EpisodeFailed, match=f"the reward of 'agent' is {reply}") as failed:
+            played(env, task, [reply])
+        assert failed.value.reason == "not_finite"
 
     def fails(prompt: str, k: int) -> str:
         raise EpisodeFailed("engine", "it died")

@@ -1,4 +1,4 @@
-"""Sums for verifiers: a finite or an infinite taskset with two rewards. The reply `raise` makes one raise."""
+"""Sums for verifiers: a finite or an infinite taskset with two rewards. The reply `raise` makes one raise, `nan` is one."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class SumTask(vf.Task[SumData, vf.State, vf.TaskConfig]):
     @vf.reward(weight=0.3)
     async def near(self, task: SumData, trace: vf.Trace) -> float:
         said = trace.last_reply
+        if said in ("nan", "inf"):
+            return float(said)
         return 1 / (1 + abs(int(said) - task.answer)) if said.isascii() and said.isdigit() else 0.0
 
     @vf.metric
