@@ -101,6 +101,9 @@ class VerifiersEnvironment(Environment):
         self.schemes = dict.fromkeys(self.agents, ("parallel", "branch", "own"))  # type: ignore[misc]
         if reward_of is not None and reward_of not in seats:
             raise option_error(f"reward_of={reward_of!r} is no seat here: use one of {', '.join(seats)}")
+        if own := {"turns", *(f"reward_{name}" for name in self.agents)} & {*(self.metrics or ())}:
+            raise option_error(f"metrics: {min(own)!r} is reported anyway, by this name; remove it")
+        self._recorded: set[str] = set()
         self._serving: WeakKeyDictionary[asyncio.AbstractEventLoop, _Serving] = WeakKeyDictionary()
 
     def _untrained(self, vf: Any) -> tuple[str, ...]:
@@ -217,7 +220,11 @@ class VerifiersEnvironment(Environment):
             f"reward_{name}": _mean(one.reward for one in episode.by_agent.get(name, [])) for name in self.agents
         }
         metrics["turns"] = float(episode.num_turns)
+        self._recorded.update(*(one.metrics for one in episode.traces))
         for name in self.metrics or ():
+            if name not in self._recorded and episode.ok:  # what fails is not measured
+                known = ", ".join(sorted(self._recorded)) or "none"
+                raise option_error(f"metrics: no run records {name!r}; recorded are {known}")
             metrics[name] = _mean(one.metrics[name] for one in episode.traces if one.metrics.get(name) is not None)
         return Outcome(reward >= self.success_reward, reward, metrics)
 

@@ -161,6 +161,8 @@ def test_every_attempt_earns_its_own_reward_and_a_simulated_user_is_not_trained(
         "pass_at_n": 1,
         "length": pytest.approx(7 / 3),
     }
+    with pytest.raises(EnvironmentConfigError, match=r"metrics: no run records 'lenght'; recorded are best.*, length"):
+        played(make("verifiers", config=SHIPPED["best_of_n"][0], metrics=["lenght"]), task, ["1"] * 3)
     talk = make("verifiers", config=SHIPPED["user_sim"][0])
     assert (talk.agents, talk.opponents(task)) == (("assistant", "user"), ("user",))
     pair = make("verifiers", config=SHIPPED["of a user"][0], reward_of="decider")
@@ -295,6 +297,8 @@ def test_a_recipe_needs_a_scheme_that_rewards_by_the_end(compose: Any, scheme: l
             {"config": SUMS, "train": {}, "val": {"select": {"skip": 99}}},
             "val: the taskset has no task for this split",
         ),
+        ({"config": SUMS, "metrics": ["length", "turns"]}, "metrics: 'turns' is reported anyway"),
+        ({"config": SUMS, "metrics": ["reward_agent"]}, "metrics: 'reward_agent' is reported anyway"),
         ({"config": SUMS, "reward_of": "judge"}, "reward_of='judge' is no seat here: use one of agent"),
         ({"config": {**SUMS, "retries": {"max_retries": 1}}}, "config.retries: remove it"),
         ({"config": {**SUMS, "agent": {"retries": {"max_retries": 1}}}}, "config.agent.retries: remove it"),
