@@ -46,6 +46,8 @@ class _Serving:
     """What the episodes of one event loop share of an environment: tool servers, the interception of model calls."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    env: Any = None
+    """Its own copy: an environment of verifiers has only one set of them."""
     users: int = 0
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -174,20 +176,20 @@ class VerifiersEnvironment(Environment):
         from verl_atgrpo.environments.ports import verifiers_seats
 
         names: Names = {}
-        async with self._served():
+        async with self._served() as env:
             served = team.serve(agents=self.agents, max_turns=_MOST_COMPLETIONS, timeout=self.timeout)
             async with served as urls:
-                playing = copy.copy(self._env)
+                playing = copy.copy(env)
 
                 async def setup(agents: Any) -> None:
-                    await self._env.setup(agents)
+                    await env.setup(agents)
                     for name, url in urls.items():
                         verifiers_seats.take(getattr(agents, name), url, names)
 
                 playing.setup = setup
                 client = vf.EvalClientConfig(base_url="http://127.0.0.1:9", api_key_var="VERL_ATGRPO_UNUSED")
                 episode = await playing.run_episode(task, vf.ModelContext(model=_MODEL, client=client))
-                if not self._env.complete(episode):
+                if not env.complete(episode):
                     raise _failed(episode)  # within `serve`, which knows whether a limit was the cause
         for one in episode.traces:
             if not math.isfinite(one.reward):
@@ -196,15 +198,16 @@ class VerifiersEnvironment(Environment):
         return self._outcome(episode)
 
     @asynccontextmanager
-    async def _served(self) -> AsyncIterator[None]:
-        """Keeps the environment's servers up while an episode of this event loop needs them."""
+    async def _served(self) -> AsyncIterator[Any]:
+        """Returns the environment, with its servers up while an episode of this event loop needs them."""
         serving = self._serving.setdefault(asyncio.get_running_loop(), _Serving())
         async with serving.lock:
             if not serving.users:
-                await serving.stack.enter_async_context(self._env.serving())
+                serving.env = copy.copy(self._env)
+                await serving.stack.enter_async_context(serving.env.serving())
             serving.users += 1
         try:
-            yield
+            yield serving.env
         finally:
             async with serving.lock:
                 serving.users -= 1

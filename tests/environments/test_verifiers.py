@@ -183,6 +183,18 @@ def test_episodes_at_once_do_not_mix() -> None:
         assert sorted(decision.candidates[0].score.local for decision in record.decisions) == [0.15, 1.0]
 
 
+def test_event_loops_do_not_end_each_other_s_servers() -> None:
+    env: Any = make("verifiers", config=SUMS)
+    task = env.task("train", 0)
+
+    async def around_another_loop() -> EpisodeRecord:
+        async with env._served():
+            await asyncio.to_thread(played, env, task, ["1"])
+            return await play(env, task, ScriptedTeam({"agent": lambda prompt, k: "x"}, scheme="parallel"))
+
+    assert asyncio.run(around_another_loop()).outcome.team_reward == 0
+
+
 def test_a_branch_is_worth_its_outcome() -> None:
     from verl_atgrpo.play.scripted import ScriptedPolicy
     from verl_atgrpo.play.team import Team
