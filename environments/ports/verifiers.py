@@ -83,6 +83,9 @@ class VerifiersEnvironment(Environment):
         config, train, val, reward_of = self.config, self.train, self.val, self.reward_of
         if (train is None) != (val is None):
             raise option_error(f"train={train!r:.80}, val={val!r:.80}: give both, or neither to split one taskset")
+        where = f"config={config!r:.200}"
+        self._read: dict[Split, _Tasks] = {}
+        given: dict[Split, Mapping[str, Any] | None] = {"train": train, "val": val}
         try:
             import verifiers.v1 as vf
 
@@ -94,12 +97,14 @@ class VerifiersEnvironment(Environment):
             )
             _check_seats(vf, self._env.config, seats, self.agents)
             self._fixed = self._untrained(vf)
-            self._read = {"train": self._tasks_of(vf, "train", train), "val": self._tasks_of(vf, "val", val)}
+            for split, section in given.items():
+                where = where if section is None else f"{split}={section!r:.200}"
+                self._read[split] = self._tasks_of(vf, split, section)
             self._common = self._common_words()
         except (*FAULTS, ImportError, OSError) as error:
             if isinstance(error, EnvironmentConfigError):
                 raise
-            raise option_error(f"config={config!r:.200}: cannot be made, {line(error)}") from error
+            raise option_error(f"{where}: cannot be made, {line(error)}") from error
         self.schemes = dict.fromkeys(self.agents, ("parallel", "branch", "own"))  # type: ignore[misc]
         if reward_of is not None and reward_of not in seats:
             raise option_error(f"reward_of={reward_of!r} is no seat here: use one of {', '.join(seats)}")
@@ -128,7 +133,8 @@ class VerifiersEnvironment(Environment):
         selected = taskset.select(vf.SelectConfig.model_validate(copy.deepcopy(dict(own.get("select", {})))))
         tasks = _Tasks(selected, split if given is None else None)
         if not tasks.has(0):
-            raise option_error(f"{split}: the taskset has no task for this split")
+            remedy = "; give train and val, each with its tasks" if given is None else ""
+            raise option_error(f"{split}: the taskset has no task for this split{remedy}")
         return tasks
 
     def _common_words(self) -> tuple[int, int] | None:

@@ -307,8 +307,11 @@ def test_a_recipe_needs_a_scheme_that_rewards_by_the_end(compose: Any, scheme: l
         ({"config": SUMS, "train": {"split": "a"}, "val": {}}, "train.split is unknown: it takes taskset and select"),
         (
             {"config": SUMS, "train": {}, "val": {"select": {"skip": 99}}},
-            "val: the taskset has no task for this split",
+            "val: the taskset has no task for this split$",
         ),
+        ({"config": {"taskset": {"id": "vf-sums", "size": 1}}}, "no task for this split; give train and val"),
+        ({"config": SUMS, "train": {}, "val": {"select": {"limit": "x"}}}, r"val=\{'select.*cannot be made, Valid"),
+        ({"config": SUMS, "train": {"taskset": {"frist": 1}}, "val": {}}, r"train=\{'taskset.*cannot be made, Valid"),
         ({"config": SUMS, "metrics": ["length", "turns"]}, "metrics: 'turns' is reported anyway"),
         ({"config": SUMS, "metrics": ["reward_agent"]}, "metrics: 'reward_agent' is reported anyway"),
         ({"config": SUMS, "reward_of": "judge"}, "reward_of='judge' is no seat here: use one of agent"),
