@@ -85,6 +85,11 @@ class OpenEnvGame(TurnGame):
                 raise option_error(f"{option}={value!r}: has no effect on a url")
         if "seed" in (self.reset or {}):
             raise option_error(f"reset={self.reset!r}: every task has its own seed; remove it")
+        for name, value in (self.variables or {}).items():
+            if value is None:
+                raise option_error(f"variables.{name}=null: give a text, or leave it out")
+        if not self.agents:
+            raise option_error("agents=[]: name at least one, such as player")
         told = tuple((name, str(value)) for name, value in (self.variables or {}).items())
         self._server = server_of(os.getpid(), self.where, url, app, self.python, self.folder, told)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -118,6 +123,7 @@ class OpenEnvGame(TurnGame):
                 f"{', '.join(taken)}, or 'json', or 'module:function'"
             )
         self._into = action or required[0]
+        self._seen = seen
         if self._act is None and self._into not in (*taken, "json"):
             raise option_error(f"action={action!r}: {self.where} has no such field, but {', '.join(taken)}")
         self._is_json = taken.get(self._into) in _JSON
@@ -138,6 +144,8 @@ class OpenEnvGame(TurnGame):
         if self.replays and any(canonical(other) != canonical(first) for other in others):
             raise self._not_deterministic()
         self.position(first, 0)
+        if self.rewards not in ("shared", "acting", *self._seen):  # a field may be in no schema, but be observed
+            self._of(first, "rewards", self.rewards)
 
     def _arguments(self, seed: int) -> dict[str, Any]:
         return {**(self.reset or {}), "seed": seed}
