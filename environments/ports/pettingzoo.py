@@ -71,6 +71,9 @@ class PettingZooGame(ReplayedGame):
         from gymnasium.spaces import Discrete, Text
         from pettingzoo import AECEnv
 
+        names = self.names or ()
+        if len({name.casefold() for name in names if name and name == name.strip()}) < len(names):
+            raise option_error(f"actions={[*names]}: name each differently in lower case too, without spaces around")
         try:
             with seeded(0):
                 env = self._make(**self._options)

@@ -259,6 +259,10 @@ def test_a_subclass_may_say_which_tasks_are_one() -> None:
         ({"env": "meeting:make"}, "has no 'make'"),
         ({"env": "meeting:env", "options": {"streets": 2}}, "cannot be made, TypeError.*streets"),
         ({"env": "builtins:dict"}, "returns a dict, not an AECEnv"),
+        *(
+            ({"env": "meeting:env", "actions": names}, r"actions=\[.*: name each differently in lower case")
+            for names in (["U", "u"], ["up", " down"], ["", "down"], ["1", 1])
+        ),
         ({"env": "meeting:env", "actions": ["up"]}, "actions names 1 actions.*Discrete"),
         ({"env": f"{THIS}:boxes"}, "action space of 'north' is Box.*Discrete or Text"),
         ({"env": f"{THIS}:spaced"}, "its agent 'north side' is no identifier"),
