@@ -32,10 +32,10 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/train/serving": 1_780,
     "verl_atgrpo/lab/tiny_models": 690,
     "verl_atgrpo/train/trainer": 2_760,
-    "environments": 9_520,
+    "environments": 9_560,
     "recipes": 1_090,
     "benchmarks": 5_290,
-    "tests": 46_310,
+    "tests": 46_340,
     "docs": 30_000,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

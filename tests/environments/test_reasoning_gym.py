@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import random
 from collections.abc import Mapping
 from typing import Any, cast
@@ -318,7 +319,11 @@ def test_a_draft_is_scored_like_an_answer_and_the_checker_decides() -> None:
         ({"dataset": "composite"}, "options.datasets is a list"),
         ({"dataset": "composite", "options": {"datasets": [{"name": "composite"}]}}, "no data set 'composite'"),
         ({"dataset": "simple_integration"}, "evaluates replies"),
-        ({"dataset": "ransom_note"}, "another question of 'ransom_note' .*PYTHONHASHSEED=0 for all"),
+        pytest.param(
+            {"dataset": "ransom_note"},
+            "another question of 'ransom_note' .*PYTHONHASHSEED=0 for all",
+            marks=pytest.mark.skipif(os.environ.get("PYTHONHASHSEED") == "0", reason="then it is allowed"),
+        ),
         ({"dataset": "game_of_life_halting"}, "gives 1 for a wrong answer"),
         (
             {"dataset": "complex_arithmetic"},

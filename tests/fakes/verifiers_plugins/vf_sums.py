@@ -1,4 +1,4 @@
-"""Sums for verifiers: a finite or an infinite taskset with two rewards. The reply `raise` makes one raise, `nan` is one."""
+"""Sums for verifiers: a finite or infinite taskset with two rewards. The reply raise, nan or inf spoils one."""
 
 from __future__ import annotations
 
