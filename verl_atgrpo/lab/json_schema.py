@@ -103,7 +103,10 @@ def _estimator() -> dict[str, Any]:
     others = ("agents", "parts", "reads")
     keys = {name: TypeAdapter(hint).json_schema() for name, hint in hints.items() if name not in others}
     known = {"properties": {"preset": {"enum": sorted(PRESETS)}}, "required": ["preset"]}
-    more = {"preset": {"anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}]}, "agents": {"type": ["object", "null"]}}
+    more = {
+        "preset": {"anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}]},
+        "agents": {"type": ["object", "null"]},
+    }
     checked = {"properties": {key: {} for key in (*keys, *more)}, "additionalProperties": _unknown("no such field")}
     return {"type": "object", "properties": keys | more, "if": known, "then": checked}
 
