@@ -17,7 +17,7 @@ LAYERS = ("train", "lab")
 BUDGETS: dict[str, int] = {
     "verl_atgrpo": 1_080,
     "verl_atgrpo/train": 470,
-    "verl_atgrpo/lab": 575,
+    "verl_atgrpo/lab": 580,
     "verl_atgrpo/train/config": 3_310,
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_160,

@@ -129,7 +129,7 @@ def test_only_a_step_with_a_number_is_exported(tmp_path: Path, capsys: pytest.Ca
     step.rename(copied)
     with pytest.raises(SystemExit):
         cli.main(["export", str(copied), str(tmp_path / "other")])
-    assert "copied: give a folder global_step_<n>" in capsys.readouterr().err
+    assert "copied: name it global_step_<n>" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 

@@ -216,12 +216,11 @@ def _episodes(options: argparse.Namespace) -> str:
 
 def _export(options: argparse.Namespace) -> str:
     from verl_atgrpo.lab.export import export
-    from verl_atgrpo.lab.model_card import critic_of, measured_by, number_of, push, run_of, write_cards
+    from verl_atgrpo.lab.model_card import critic_of, measured_by, push, run_of, write_cards
 
     # First, so that nothing is exported if it cannot be read.
     measured = None if options.evaluation is None else measured_by(options.evaluation)
-    step = options.step.resolve()
-    number_of(step)
+    step = options.step.resolve()  # a link to a step has not its number
     run = run_of(step)
     made = export(step, options.out, critic_of(run))
     write_cards(step, run, made, measured)

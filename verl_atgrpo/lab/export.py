@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -68,13 +69,14 @@ def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
         out: the folder for the models, made if it does not exist.
         left_out: a policy that is not exported.
 
-    Raises ValueError if `step` is no complete checkpoint, or a policy was not trained with FSDP; FileError if a file
-    of it is damaged, or a link out of it; FileExistsError for a policy's folder in `out`; RuntimeError from the
-    merger.
+    Raises ValueError if `step` is no complete checkpoint with a number, or a policy was not trained with FSDP;
+    FileError if a file of it is damaged, or a link out of it; FileExistsError for a policy's folder in `out`;
+    RuntimeError from the merger.
     """
     saved = {name: folder for name, folder in trained_policies(step).items() if name != left_out}
     if not saved:
         raise ValueError(f"{step / POLICIES_FILE} names no policy: there is nothing to export")
+    number_of(step)
     for source in saved.values():
         _check_links(source, step)
         found = saved_model(source)
@@ -84,6 +86,13 @@ def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
         for name, source in saved.items():
             _export_policy(source, folders.enter_context(new_folder(out / name)))
     return {name: out / name for name in saved}
+
+
+def number_of(step: Path) -> int:
+    """Returns the number in the name of a folder `global_step_<n>`; raises ValueError for another name."""
+    if (named := re.fullmatch(r"global_step_(\d+)", step.name)) is None:
+        raise ValueError(f"{step}: name it global_step_<n>, as its card says after how many steps it is")
+    return int(named[1])
 
 
 def trained_policies(step: Path) -> dict[str, Path]:

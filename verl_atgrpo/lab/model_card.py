@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from verl_atgrpo import __version__
 from verl_atgrpo.files import HUB_NAME, FileError
 from verl_atgrpo.lab.evaluation import figures, results
+from verl_atgrpo.lab.export import number_of
 from verl_atgrpo.lab.report import records
 from verl_atgrpo.lab.report.learning_curve import SUCCESS
 
@@ -37,13 +37,6 @@ def critic_of(run: records.Run) -> str:
     """Returns the policy that was a critic, which answers for no agent; an empty text if there was none."""
     critic = run.about.get("section", {}).get("critic")
     return str(critic["policy"]) if critic else ""
-
-
-def number_of(step: Path) -> int:
-    """Returns the number in the name of a folder `global_step_<n>`; raises ValueError for another name."""
-    if (named := re.fullmatch(r"global_step_(\d+)", step.name)) is None:
-        raise ValueError(f"{step}: give a folder global_step_<n>, whose card says after how many steps it is")
-    return int(named[1])
 
 
 def write_cards(
