@@ -55,6 +55,11 @@ def test_the_command_writes_a_package_and_says_what_to_do(tmp_path: Path, capsys
     ]
 
 
+def test_the_name_of_the_pages_can_be_used(tmp_path: Path) -> None:
+    new("my_team", tmp_path)
+    assert "class MyTeam(Environment):" in (tmp_path / "my_team/my_team.py").read_text()
+
+
 @pytest.mark.parametrize("model", ["my_team_model", "a #1", "x: y", "MODEL "])
 def test_a_model_is_written_as_it_was_given(model: str, tmp_path: Path) -> None:
     folder = tmp_path / model

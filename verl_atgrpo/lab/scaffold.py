@@ -33,11 +33,8 @@ def new(name: str, folder: Path, model: str = MODEL) -> str:
     if not re.fullmatch("[a-z][a-z0-9_]*[a-z0-9]", name) or OmegaConf.create(f"key: {name}") != {"key": name}:
         raise ValueError(f"name={name!r}: use small letters, digits and underscores, such as {_NAME}")
     code = ast.walk(ast.parse(texts[_TEMPLATE / f"{_NAME}.py"]))
-    if (
-        keyword.iskeyword(name)
-        or keyword.iskeyword(title)
-        or title in {getattr(node, "id", getattr(node, "name", "")) for node in code}
-    ):
+    taken = {getattr(node, "id", getattr(node, "name", "")) for node in code} - {"MyTeam"}
+    if title in taken or keyword.iskeyword(name) or keyword.iskeyword(title):
         raise ValueError(f"name={name!r}: Python or the package has this name; use another one")
     if name in registered():
         raise ValueError(f"name={name!r}: an environment has this name; use another one")
