@@ -75,7 +75,7 @@ def test_a_model_is_written_as_it_was_given(model: str, tmp_path: Path) -> None:
     [
         ("My_team", "use small letters"),
         ("a-b", "use small letters"),
-        ("class", "has this name"),
+        ("class", "use small letters"),
         ("true", "use small letters"),
         ("on", "use small letters"),
         ("_x", "use small letters"),

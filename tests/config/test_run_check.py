@@ -519,7 +519,13 @@ def test_the_command_is_kept_without_secrets() -> None:
 
 
 def test_records_have_no_secrets_of_the_section() -> None:
-    shown = {"task_key": "a:b", "max_tokens": 3, "source": "any@http://i/v1#KEY", "names": ["a"], "seed": None}
+    shown = {
+        "task_key": "a:b",
+        "max_tokens": 3,
+        "source": "any@http://i/v1#OPENAI_API_KEY",
+        "names": ["a"],
+        "seed": None,
+    }
     hidden = {"variables": {"A": "s"}, "env_vars": {"B": "s"}, "HF_TOKEN": "s", "client": {"api_key": "s"}}
     urls = ["http://u:s@h/v1"]
     assert without_secrets({"name": "x", "options": [{**shown, **hidden}], "urls": urls}) == {

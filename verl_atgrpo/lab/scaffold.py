@@ -29,12 +29,12 @@ def new(name: str, folder: Path, model: str = MODEL) -> str:
     """
     title = "".join(part.title() for part in name.split("_"))
     texts = {source: source.read_text() for source in sorted(_TEMPLATE.iterdir()) if source.is_file()}
-    # YAML reads `on` as true.
-    if not re.fullmatch("[a-z][a-z0-9_]*[a-z0-9]", name) or OmegaConf.create(f"key: {name}") != {"key": name}:
+    is_text = re.fullmatch("[a-z][a-z0-9_]*[a-z0-9]", name) and OmegaConf.create(f"key: {name}") == {"key": name}
+    if not is_text or keyword.iskeyword(name):  # YAML reads `on` as true
         raise ValueError(f"name={name!r}: use small letters, digits and underscores, such as {_NAME}")
     code = ast.walk(ast.parse(texts[_TEMPLATE / f"{_NAME}.py"]))
     taken = {getattr(node, "id", getattr(node, "name", "")) for node in code} - {"MyTeam"}
-    if title in taken or keyword.iskeyword(name) or keyword.iskeyword(title):
+    if title in taken or keyword.iskeyword(title):
         raise ValueError(f"name={name!r}: Python or the package has this name; use another one")
     if name in registered():
         raise ValueError(f"name={name!r}: an environment has this name; use another one")

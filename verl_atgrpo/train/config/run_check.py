@@ -28,10 +28,11 @@ logger = logging.getLogger(__name__)
 MODE = "at_grpo"
 ESTIMATOR = "at_grpo"
 _SECRET = re.compile(
-    r"""(?ix) api_?key | password | secret | credential | (?<![a-z])(token|variables|env_vars)(?![a-z_])
-        | ://[^/\s]*@  # a password in an address"""
+    r"(?i)api_?key|password|secret|credential|(?<![a-z])(token|variables|env_vars)(?![a-z_])",
 )
-"""In the name of a key, or in an address; `variables` are those of other programs, of which many have secrets."""
+"""In the name of a key; `variables` are those of other programs, of which many have secrets."""
+_PASSWORD = re.compile(r"://[^/\s]*@")
+"""In an address."""
 
 
 def check_run_or_exit(config: DictConfig, **_: Any) -> None:
@@ -52,10 +53,12 @@ def check_run_or_exit(config: DictConfig, **_: Any) -> None:
 
 def typed_command(words: Sequence[str]) -> str:
     """Returns a command as one would type it, without the values of keys that name a secret: a model card has it."""
-    keys = ((word, *word.partition("=")) for word in words[1:])
-    return shlex.join(
-        ["python", *(f"{key}=..." if equals and _SECRET.search(word) else word for word, key, equals, _ in keys)]
-    )
+    shown = ["python"]
+    for word in words[1:]:
+        key, equals, _ = word.partition("=")
+        hidden = equals and (_SECRET.search(word) or _PASSWORD.search(word))
+        shown.append(f"{key}=..." if hidden else word)
+    return shlex.join(shown)
 
 
 def without_secrets(section: Any) -> Any:
@@ -64,7 +67,7 @@ def without_secrets(section: Any) -> Any:
         return {key: "..." if _SECRET.search(str(key)) else without_secrets(one) for key, one in section.items()}
     if isinstance(section, list):
         return [without_secrets(one) for one in section]
-    return "..." if isinstance(section, str) and "@" in section and _SECRET.search(section) else section
+    return "..." if isinstance(section, str) and _PASSWORD.search(section) else section
 
 
 def check_run(config: DictConfig) -> AtGrpoConfig | None:
