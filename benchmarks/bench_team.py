@@ -19,7 +19,7 @@ from fakes.simulated_engine import Turns
 from verl_atgrpo import ScriptedTeam, Team, play
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.scripted import ScriptedPolicy
-from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, PlayMode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
 from verl_atgrpo.train.rollout.episode_rows import training_rows
 
@@ -38,7 +38,7 @@ async def branched_step(environment: Turns, episodes: int, candidates: int, at: 
     """Plays the episodes and their branches concurrently and makes their rows; returns (decisions, rows)."""
     policies = {agent: ScriptedPolicy(lambda prompt, index: "4321") for agent in environment.agents}
 
-    def make(mode: Mode) -> Team:
+    def make(mode: PlayMode) -> Team:
         return Team(policies, TeamOptions(candidates=candidates), mode)
 
     async def one(task: int) -> EpisodeRecord:

@@ -11,7 +11,7 @@ from fakes.scripted_policy import Numbered, Recorder, bounded
 
 from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, Outcome, Score, Team
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.types import Decision, EpisodeRecord, Mode, TeamOptions
+from verl_atgrpo.play.types import Decision, EpisodeRecord, PlayMode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
 from verl_atgrpo.train.rollout.episode_rows import training_rows, untrained_rows
 
@@ -49,7 +49,7 @@ class Teams:
         self.made: dict[str, Team] = {}
         self.candidates, self.own = 4, own or {}
 
-    def __call__(self, mode: Mode) -> Team:
+    def __call__(self, mode: PlayMode) -> Team:
         self.made[mode.path] = Team(
             dict.fromkeys(self.agents, self.recorder),
             TeamOptions(candidates=self.candidates, agent_candidates=self.own),

@@ -257,7 +257,7 @@ def test_greedy_commits_weight_histories_by_how_often_the_best_of_k_reaches_them
 # ------------------------------------------------------------------ a critic's scores in the place of rewards
 
 
-def by_critic(tables: Tables, believed: Mapping[str, float], trace: float) -> Gradient:
+def by_critic(tables: Tables, believed: Mapping[str, float], lam: float) -> Gradient:
     """The expected update of whole episodes by the scores of a critic with these values of what was said."""
     total: Gradient = defaultdict(lambda: np.zeros(len(tables.replies)))
     for end, success in tables.outcomes.items():
@@ -266,7 +266,7 @@ def by_critic(tables: Tables, believed: Mapping[str, float], trace: float) -> Gr
             for place in range(len(end))
         ]
         values = torch.tensor([believed[end[:place]] for place in range(len(end))], dtype=torch.float64)
-        for place, score in enumerate(scores(values.logit(), rows, "value", trace, Bounds()).tolist()):
+        for place, score in enumerate(scores(values.logit(), rows, "value", lam, Bounds()).tolist()):
             said, reply = end[:place], tables.replies.index(end[place])
             total[tables.parameters(said)] += tables.reached(end) * score * tables.score(said, reply)
     return dict(total)
@@ -274,15 +274,15 @@ def by_critic(tables: Tables, believed: Mapping[str, float], trace: float) -> Gr
 
 @pytest.mark.parametrize(("shared", "errors"), [(False, [6.07, 3.90, 0.94]), (True, [0.98, 0.63, 0.15])])
 def test_an_exact_critic_has_no_bias_and_a_wrong_one_that_of_its_values(shared: bool, errors: list[float]) -> None:
-    """`errors`: what a critic of random values makes of the gradient, relative to it, with traces of 0, .5 and .9."""
+    """`errors`: what a critic of random values makes of the gradient, relative to it, with lambda 0, .5 and .9."""
     tables = Tables("abca", 5, shared=shared, ends="1", seed=1)
     tables.outcomes = {said: float(outcome > 0) for said, outcome in tables.outcomes.items()}
     exact, numbers = tables.gradient(), np.random.default_rng(0)
     right = {said: tables.value(said) for said in tables.histories}
     wrong = {said: float(numbers.uniform(0.05, 0.95)) for said in tables.histories}
-    for trace in (0.0, 0.5, 1.0):
-        assert_equal(by_critic(tables, right, trace), exact)
-    # With trace 1 its values are a baseline. With 0 the update climbs them, not the outcome.
+    for lam in (0.0, 0.5, 1.0):
+        assert_equal(by_critic(tables, right, lam), exact)
+    # With lambda 1 its values are a baseline. With 0 the update climbs them, not the outcome.
     assert_equal(by_critic(tables, wrong, 1.0), exact)
     believed = {**wrong, **tables.outcomes}
     climbed: Gradient = defaultdict(lambda: np.zeros(len(tables.replies)))
@@ -292,9 +292,9 @@ def test_an_exact_critic_has_no_bias_and_a_wrong_one_that_of_its_values(shared: 
             climbed[tables.parameters(said)] += worth * tables.score(said, k)
     assert_equal(by_critic(tables, wrong, 0.0), climbed)
 
-    def apart(trace: float) -> float:
-        found = by_critic(tables, wrong, trace)
+    def apart(lam: float) -> float:
+        found = by_critic(tables, wrong, lam)
         squares = [((found[key] - exact[key]) ** 2).sum() for key in exact]
         return float(np.sqrt(sum(squares) / sum((one**2).sum() for one in exact.values())))
 
-    assert [apart(trace) for trace in (0.0, 0.5, 0.9)] == pytest.approx(errors, abs=0.01)
+    assert [apart(lam) for lam in (0.0, 0.5, 0.9)] == pytest.approx(errors, abs=0.01)

@@ -21,7 +21,7 @@ from verl_atgrpo.play.messages import Reply, ToolCall
 from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.tool_use import observe, use_tools
 from verl_atgrpo.play.tools import Tool, ToolError, mcp_tools, tools_of
-from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, PlayMode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
 
 Search = Annotated[str, Field(description="words to look for")]
@@ -465,7 +465,7 @@ def test_episodes_with_tools_are_branched() -> None:
     def script(prompt: str, k: int) -> str:
         return "3" if "lamp" in prompt else called("search", query="lamp", most=1)
 
-    def make(mode: Mode) -> Team:
+    def make(mode: PlayMode) -> Team:
         return Team({"worker": ScriptedPolicy(script)}, TeamOptions(candidates=2), mode)
 
     at = BranchSettings(at={"worker": 1})
@@ -487,7 +487,7 @@ def test_replays_differ_where_a_tool_does() -> None:
         await use_tools(team.worker, "?", [clock])
         return Outcome(True)
 
-    def make(mode: Mode) -> Team:
+    def make(mode: PlayMode) -> Team:
         says = lambda prompt, k: "late" if "o'clock" in prompt else called("clock")  # noqa: E731
         return Team({"worker": ScriptedPolicy(says)}, TeamOptions(candidates=2), mode)
 

@@ -30,7 +30,7 @@ from verl_atgrpo.train.config import check, job_rules, kinds, machine_check
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.train.config.verl_keys import check_keys, check_types, kind_of, row_of
+from verl_atgrpo.train.config.verl_keys import check_keys, check_types, kind_of, rule_of
 from verl_atgrpo.train.config.view import View, verls_defaults
 
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")
@@ -277,8 +277,8 @@ def test_a_search_that_would_not_fit_is_refused() -> None:
 
 def test_every_key_that_works_has_a_type_which_its_default_fits() -> None:
     for key, default in verls_defaults().items():
-        row = row_of(key)
-        if row is None or row.kind is Any or any(part in key for part in FREE):
+        rule = rule_of(key)
+        if rule is None or rule.kind is Any or any(part in key for part in FREE):
             continue
         assert kind_of(key) is not None, f"{key}: any value is accepted"
         if "${" not in str(default):

@@ -105,8 +105,8 @@ def test_policies_that_do_not_fit_are_refused(
             r"^at_grpo\.scheme='tree': a critic learns from whole episodes, of which here are parts; use",
         ),
         (
-            ["+at_grpo.critic.kind=likelihood", "+at_grpo.critic.trace=0.5"],
-            r"^at_grpo\.critic\.trace=0\.5 has no effect with kind: likelihood; remove it",
+            ["+at_grpo.critic.kind=likelihood", "+at_grpo.critic.lam=0.5"],
+            r"^at_grpo\.critic\.lam=0\.5 has no effect with kind: likelihood; remove it",
         ),
         (
             ["at_grpo.estimator=mas_grpo"],

@@ -20,8 +20,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl_atgrpo import recipes
 from verl_atgrpo.train.config.policies import expand_policies, job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.train.config.verl_key_table import NEEDED, REFUSED, RULES
-from verl_atgrpo.train.config.verl_keys import check_key, check_keys, is_known, row_of
+from verl_atgrpo.train.config.verl_key_table import KEY_RULES, NEEDED, REFUSED
+from verl_atgrpo.train.config.verl_keys import check_key, check_keys, is_known, rule_of
 from verl_atgrpo.train.config.view import View, leaves, shown_as, verls_defaults
 from verl_atgrpo.train.trainer.dataset import wire
 
@@ -88,7 +88,7 @@ def test_the_table_is_of_the_configuration_that_verl_composes() -> None:
 
 def test_every_rule_has_a_key_of_verls() -> None:
     listed = {key[:end] for key in keys() for end in (len(key), *(at.start() for at in re.finditer(r"\.", key)))}
-    unlisted = [key for key in RULES if key != "_target_" and key not in listed]
+    unlisted = [key for key in KEY_RULES if key != "_target_" and key not in listed]
     assert not [key for key in unlisted if not key.startswith(UNLISTED) and not is_known(key.rpartition(".")[0])]
     assert not set(UNLISTED) & listed
 
@@ -113,8 +113,8 @@ def decided(beside: bool) -> Iterator[str]:
 
     Either those that have an effect beside another key alone, or the others.
     """
-    for key in (*keys(), *(key for key in RULES if key not in keys() and is_known(key) and "." in key)):
-        rule = row_of(key)
+    for key in (*keys(), *(key for key in KEY_RULES if key not in keys() and is_known(key) and "." in key)):
+        rule = rule_of(key)
         if rule in (NEEDED if beside else REFUSED):
             yield key
 
@@ -192,8 +192,8 @@ def changed_everywhere() -> dict[str, Any]:
     view = View(recipe())
     found = {}
     for key in keys():
-        row = row_of(key)
-        if (row is not None and row.kind is Any) or any(part in key for part in BY_ITSELF):
+        rule = rule_of(key)
+        if (rule is not None and rule.kind is Any) or any(part in key for part in BY_ITSELF):
             continue
         found[key] = VALID.get(key, other(view.values.get(key, {})))
     return found

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from verl_atgrpo.train.config import schema
-from verl_atgrpo.train.config.verl_key_table import RULES
+from verl_atgrpo.train.config.verl_key_table import KEY_RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -125,7 +125,7 @@ def templates() -> list[Any]:
             f'\n{what} + f" raised {{error}}"' for what in re.findall(r'with contained\((f?".*")\)', source)
         )
         found += [t for t in script("message_templates").templates_of(source, names) if t.letters >= 12]
-    for rule in RULES.values():
+    for rule in KEY_RULES.values():
         if (why := rule.refused(Anywhere())) is not None:  # type: ignore[arg-type]
             found += script("message_templates").templates_of(f'raise E(f"{{key}}={{value}}{why}")', {})
     return found

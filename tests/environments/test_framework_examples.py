@@ -22,7 +22,7 @@ from verl_atgrpo.play.messages import Reply
 from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.tool_use import use_tools
 from verl_atgrpo.play.tools import Tool
-from verl_atgrpo.play.types import EpisodeRecord, Generation, Mode, ReplyLimits, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, Generation, PlayMode, ReplyLimits, TeamOptions
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 sys.path += [str(FOLDER), str(FOLDER.parent / "router")]
@@ -52,7 +52,7 @@ def played(
 ) -> EpisodeRecord:
     async def main() -> EpisodeRecord:
         policies = {agent: Seeded(reply) for agent in env.agents}
-        team = Team(policies, TeamOptions(candidates), Mode(scheme), seed=index)
+        team = Team(policies, TeamOptions(candidates), PlayMode(scheme), seed=index)
         try:
             return await play(env, env.task("train", index), team)
         finally:
@@ -170,7 +170,7 @@ def test_demonstrated_prompts_are_the_frameworks(module: str, replies: str) -> N
     async def main() -> None:
         for index in range(20):
             policies = {agent: Model(globals()[replies]) for agent in env.agents}
-            team = Team(policies, TeamOptions(1), Mode("parallel"), seed=index)
+            team = Team(policies, TeamOptions(1), PlayMode("parallel"), seed=index)
             await play(env, env.task("train", index), team)
         await server_of("127.0.0.1").close()
 

@@ -16,7 +16,7 @@ from verl_atgrpo import ScriptedTeam, Team, play
 from verl_atgrpo.environments.math import MathDrafts, MathJudged, MathRefined
 from verl_atgrpo.environments.math.refinement import vote
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.types import Mode
+from verl_atgrpo.play.types import PlayMode
 from verl_atgrpo.train.config.schema import BranchSettings
 from verl_atgrpo.train.rollout.episode_rows import training_rows
 
@@ -62,7 +62,7 @@ def test_nodes_of_the_tree_have_the_mean_of_their_children(tmp_path: Path) -> No
     async def say(decision_id: str, index: int) -> str:
         return said(decision_id, index)
 
-    def make(mode: Mode) -> Team:
+    def make(mode: PlayMode) -> Team:
         return team_of(say, env.agents, candidates=3, mode=mode)[0]
 
     where = BranchSettings(at=dict.fromkeys(env.agents, 0), nested=True)

@@ -13,7 +13,7 @@ from fakes.scripted_policy import bounded, team_of
 from verl_atgrpo import Team, check_environment
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.testing import Script
-from verl_atgrpo.play.types import Mode
+from verl_atgrpo.play.types import PlayMode
 from verl_atgrpo.train.config.schema import BranchSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "router"
@@ -43,7 +43,7 @@ def test_a_desk_is_worth_whether_the_number_was_right() -> None:
             return list(DESKS)[index]
         return "13" if "router.0=1" in decision_id else "2"
 
-    def make(mode: Mode) -> Team:
+    def make(mode: PlayMode) -> Team:
         return team_of(say, Desks.agents, candidates=3, mode=mode)[0]
 
     where = BranchSettings(at={"router": 0})

@@ -24,7 +24,7 @@ from fakes.scripted_episodes import here, prompt_of
 from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, Score, ScriptedTeam, check_environment, make, play
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.contamination import overlaps
-from verl_atgrpo.play.types import EpisodeRecord, Mode
+from verl_atgrpo.play.types import EpisodeRecord, PlayMode
 
 PLUGINS = Path(__file__).parents[1] / "fakes" / "verifiers_plugins"
 SUMS: dict[str, Any] = {"taskset": {"id": "vf-sums"}}
@@ -207,7 +207,7 @@ def test_a_branch_is_worth_its_outcome() -> None:
     scripts = {"drafter": lambda prompt, k: next(drafts), "decider": lambda prompt, k: prompt.rpartition("Draft: ")[2]}
     policies = {name: ScriptedPolicy(script) for name, script in scripts.items()}
 
-    def made(mode: Mode) -> Team:
+    def made(mode: PlayMode) -> Team:
         return Team(policies, TeamOptions(candidates=2), mode)
 
     record = asyncio.run(play_branched(env, task, made, BranchSettings(at={"drafter": 0}), 0))

@@ -80,7 +80,7 @@ def test_a_critic_that_has_not_learned_adds_nothing_to_the_outcome() -> None:
     assert not scores(torch.zeros(9).double(), in_turn(ROWS), "likelihood", 0.9, Bounds()).any()
 
 
-def test_a_value_foretells_the_team_reward_and_not_only_success() -> None:
+def test_a_value_predicts_the_team_reward_and_not_only_success() -> None:
     """A win, a draw and a loss, of which the first two are successes; and a failure that came half of the way."""
     ends = in_turn(rows(("a", "w", True), ("a", "d", True), ("a", "l", False)))
     games = [{**tags, "episode_reward": reward} for tags, reward in zip(ends, (1, 0, -1), strict=True)]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from verl_atgrpo import EpisodeFailed, Message, Outcome, Score, Team, play
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, Mode, TeamOptions
+from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, PlayMode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 from verl_atgrpo.train.rollout.episode_rows import training_rows
@@ -236,7 +236,7 @@ async def branched(
     """Plays an episode with branches; every agent has a policy of its name."""
     of = TeamOptions(candidates=k) if isinstance(k, int) else TeamOptions(agent_candidates=k)
 
-    def make(mode: Mode) -> Team:
+    def make(mode: PlayMode) -> Team:
         return _team(tables, sampler, of, mode)
 
     return await play_branched(tables, 0, make, options, 0, frozen)
@@ -247,7 +247,7 @@ async def tree(tables: Tables, sampler: Strata, **options: Any) -> EpisodeRecord
     return await play(tables, 0, _team(tables, sampler, TeamOptions(**options)))
 
 
-def _team(tables: Tables, sampler: Strata, options: TeamOptions, mode: Mode = TREE) -> Team:
+def _team(tables: Tables, sampler: Strata, options: TeamOptions, mode: PlayMode = TREE) -> Team:
     return Team(dict.fromkeys(tables.agents, sampler), options, mode)
 
 

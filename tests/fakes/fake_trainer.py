@@ -223,7 +223,7 @@ class FakeUnit(PolicyUnit):
 class FakeTrainer(AtGrpoTrainer):
     """The trainer without processes: four tasks per step, at most two failed episodes."""
 
-    _frozen = True  # there are no actors
+    _gc_frozen = True  # there are no actors
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from waiting import HANG
 
 from verl_atgrpo import Environment, Message, Outcome, Score, Team, play
-from verl_atgrpo.play.types import EpisodeRecord, Generation, Mode, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, Generation, PlayMode, TeamOptions
 
 Answer = Callable[[str, int], Awaitable[str]]
 """(decision id, number of the candidate at that decision) -> text."""
@@ -73,10 +73,10 @@ async def number(decision_id: str, index: int) -> str:
 def team_of(
     answer: Answer = number, agents: Sequence[str] = ("left", "right"), **kwargs: Any
 ) -> tuple[Team, Recorder]:
-    """A team whose agents share one recording policy; keywords of TeamOptions, Mode and Team mixed."""
+    """A team whose agents share one recording policy; keywords of TeamOptions, PlayMode and Team mixed."""
     names = ("candidates", "agent_candidates", "alpha", "local_weight", "selection")
     options = TeamOptions(**{key: kwargs.pop(key) for key in names if key in kwargs})
-    mode = Mode(**{key: kwargs.pop(key) for key in ("scheme", "scored") if key in kwargs})
+    mode = PlayMode(**{key: kwargs.pop(key) for key in ("scheme", "scored") if key in kwargs})
     kwargs.setdefault("mode", mode)
     policy = Recorder(answer)
     policies = dict.fromkeys(agents, "shared")

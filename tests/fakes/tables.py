@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from verl_atgrpo import Message, Outcome, Score, Team, play, stable_hash
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, Mode, TeamOptions
+from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, PlayMode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
 
 REPLIES = "012"
@@ -123,7 +123,7 @@ async def branched(tables: Tables, number: int, options: BranchSettings, candida
     """Plays an episode with branches."""
     k = TeamOptions(candidates=candidates)
 
-    def make(mode: Mode) -> Team:
+    def make(mode: PlayMode) -> Team:
         return _team(tables, number, k, mode)
 
     return await play_branched(Relay(tables), 0, make, options, number)
@@ -134,7 +134,7 @@ async def tree(tables: Tables, number: int, **options: Any) -> EpisodeRecord:
     return await play(Relay(tables), 0, _team(tables, number, TeamOptions(**options)))
 
 
-def _team(tables: Tables, number: int, options: TeamOptions, mode: Mode = TREE) -> Team:
+def _team(tables: Tables, number: int, options: TeamOptions, mode: PlayMode = TREE) -> Team:
     samplers = dict.fromkeys(Relay.agents, TablePolicy(tables))
     return Team(samplers, options, mode, seed=stable_hash("episode", number))
 

@@ -18,7 +18,7 @@ from waiting import until
 
 from verl_atgrpo import Outcome, Team, stable_hash
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, PlayMode, TeamOptions
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.schema import BranchSettings
 from verl_atgrpo.train.rollout.policy import ServedPolicy
@@ -60,7 +60,7 @@ def branched(servers: Servers) -> asyncio.Task[EpisodeRecord]:
         request_timeout=None,
     )
 
-    def make(mode: Mode) -> Team:
+    def make(mode: PlayMode) -> Team:
         return Team(dict.fromkeys(Sums.agents, policy), TeamOptions(candidates=4), mode)
 
     return asyncio.ensure_future(play_branched(Sums(), 0, make, BranchSettings(at="every"), seed=0))

@@ -39,7 +39,7 @@ def test_all_processes_freeze_once_when_the_first_step_has_been_trained(
     for unit in units:
         monkeypatch.setattr(unit, "actors", lambda unit=unit: [Actor(unit.name, ran)])
     trainer = FakeTrainer(rollout, *units, filters={})
-    trainer._frozen = False
+    trainer._gc_frozen = False
     rollout.rewards = [[FLAT]] * 4 + [[STEEP]] * 8
     trainer.run(1)
     assert not units[0].updates and not ran, "nothing has been trained yet"

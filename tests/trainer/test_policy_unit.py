@@ -832,7 +832,7 @@ def scores_of(rows: Batch) -> dict[str, float]:
 
 
 def test_a_critic_scores_before_it_learns(make: Make) -> None:
-    critic = Critic(make, trace=0.0)
+    critic = Critic(make, lam=0.0)
     rows, metrics = critic.ask(1, *ASKED)
     # Values are one half: nothing changed by the first decision, a half won by the last, a half lost.
     assert scores_of(rows) == {"s1_0_0": 0.0, "s1_0_1": 0.5, "s1_0_2": -0.5}

@@ -30,7 +30,7 @@ from verl_atgrpo.play.types import (
     EnvironmentConfigError,
     EpisodeFailed,
     EpisodeRecord,
-    Mode,
+    PlayMode,
     Replayed,
     ReplayError,
 )
@@ -40,7 +40,7 @@ MOST_ENDS = 4096
 """Most continuations of an episode with `nested`, whose number is a product over its branch points."""
 NONE_COMMITTED = -1
 """`Decision.committed` where the episode went on with a reply that is not among the candidates (`at: random`)."""
-MakeTeam = Callable[[Mode], Team]
+MakeTeam = Callable[[PlayMode], Team]
 """The mode of an episode or of a continuation -> a team that plays so."""
 
 
@@ -161,7 +161,9 @@ class _Tree:
     async def play(self, name: str, replayed: Mapping[str, Replayed]) -> _Path:
         """Plays an episode that begins with the replayed decisions."""
         # A single candidate selects nothing: its score is called only where it is part of the reward.
-        team = self.make_team(Mode("parallel", scored=self.options.score_weight != 0, path=name, replayed=replayed))
+        team = self.make_team(
+            PlayMode("parallel", scored=self.options.score_weight != 0, path=name, replayed=replayed)
+        )
         try:
             path = _Path(name, team, await play(self.environment, self.task, team), [])
             if missing := set(replayed) - set(path.by_name):

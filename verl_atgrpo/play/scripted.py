@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from verl_atgrpo.play.messages import Message, Reply, ToolCall, text_of
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.tools import Tool
-from verl_atgrpo.play.types import Generation, Mode, ReplyLimits, Scheme, Selection, TeamOptions
+from verl_atgrpo.play.types import Generation, PlayMode, ReplyLimits, Scheme, Selection, TeamOptions
 
 
 @dataclass
@@ -73,6 +73,6 @@ class ScriptedTeam(Team):
         super().__init__(
             self.policies,
             TeamOptions(candidates=candidates, alpha=alpha, selection=selection),
-            Mode(scheme),
+            PlayMode(scheme),
             seed=seed,
         )

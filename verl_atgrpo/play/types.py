@@ -297,7 +297,7 @@ class Replayed:
 
 
 @dataclass(frozen=True)
-class Mode:
+class PlayMode:
     """How a team plays its episode."""
 
     scheme: Scheme = "tree"
@@ -328,7 +328,7 @@ class Mode:
         return replayed.reply
 
 
-TREE, EVALUATE = Mode(), Mode("evaluate")
+TREE, EVALUATE = PlayMode(), PlayMode("evaluate")
 
 
 @dataclass

@@ -139,7 +139,7 @@ _OF_EACH = (
     *(policy_rules.of_batches, policy_rules.of_tool_calls, policy_rules.of_trees, policy_rules.of_adapters),
 )
 OF_POLICIES: tuple[Rule, ...] = (policy_rules.of_devices, policy_rules.of_bases, *map(_each, _OF_EACH), *OF_MODES)
-RULES: tuple[Rule, ...] = (
+JOB_RULES: tuple[Rule, ...] = (
     *(job_rules.of_loggers, job_rules.of_tables, lambda job: of_folders(job.config)),
     *(job_rules.of_ray, job_rules.of_traces),
     *(job_rules.of_the_switch, job_rules.of_sampling, job_rules.of_the_start, *OF_POLICIES),
@@ -157,7 +157,7 @@ def check_job(job: Job) -> None:
     """Raises ConfigError if a rule refuses something of a team's job."""
     check_keys(job.view)
     check_keys_of_policies(job)
-    check(itertools.chain.from_iterable(rule(job) for rule in RULES))
+    check(itertools.chain.from_iterable(rule(job) for rule in JOB_RULES))
 
 
 def check_keys_of_policies(job: Job) -> None:

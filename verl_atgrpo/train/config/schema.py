@@ -203,8 +203,9 @@ class CriticSettings(Section):
     """Of its score in a row's reward; the rest is that of `episode_reward`."""
     hindsight: bool = True
     """Whether it reads what the environment says of a task in hindsight."""
-    trace: Annotated[float, Ge(0), Le(1)] = 0.9
-    """Weight of what the decisions after it change (`value`): 0 for none, 1 for the outcome less the value before."""
+    lam: Annotated[float, Ge(0), Le(1)] = 0.9
+    """Lambda of generalised advantages (`value`): 0 for what a candidate itself changed, 1 for the outcome less the
+    value before."""
     warmup: Retries = 1
     """Steps in which it only learns: its scores have no weight."""
     replay: Retries = 2

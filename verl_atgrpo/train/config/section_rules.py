@@ -133,8 +133,8 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
         )
     if c.group_filter is not None:
         yield "group_filter: beside critic, groups are filtered before it has scored them; set it to null"
-    if given.kind == "likelihood" and given.trace != type(given).model_fields["trace"].default:
-        yield f"critic.trace={given.trace} has no effect with kind: likelihood; remove it"
+    if given.kind == "likelihood" and given.lam != type(given).model_fields["lam"].default:
+        yield f"critic.lam={given.lam} has no effect with kind: likelihood; remove it"
     for where, one in c.each():
         if given.weight == 1 and one.episode_reward != "outcome":
             yield f"{where}episode_reward={one.episode_reward!r} has no effect with critic.weight=1; lower that"

@@ -380,5 +380,5 @@ def keys_of(keys: str) -> Iterator[str]:
 
 
 _ALL = (*itertools.starmap(KeyRule, TYPES.items()), *NEEDED, *REFUSED, KeyRule(NO_MEANING, Any))
-RULES = {key: rule for rule in _ALL for key in keys_of(rule.keys)}
+KEY_RULES = {key: rule for rule in _ALL for key in keys_of(rule.keys)}
 """Key -> rule; `_target_` for all keys of this name. The rule of the longest key holds."""

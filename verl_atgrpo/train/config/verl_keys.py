@@ -13,20 +13,20 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo.train.config.kinds import Text, fits, words
 from verl_atgrpo.train.config.schema import COMMAND, EXPANDED, SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.train.config.verl_key_table import RULES, KeyRule
+from verl_atgrpo.train.config.verl_key_table import KEY_RULES, KeyRule
 from verl_atgrpo.train.config.view import POLICY, Place, View, shown_as, verls_default, verls_defaults, verls_sections
 
 
-def row_of(key: str) -> KeyRule | None:
+def rule_of(key: str) -> KeyRule | None:
     """Returns the rule for a key of verl's: its own, or that of the smallest section with one."""
     if key.endswith("._target_"):
-        return RULES["_target_"]
-    return next((RULES[part] for part in _enclosing(key) if part in RULES), None)
+        return KEY_RULES["_target_"]
+    return next((KEY_RULES[part] for part in _enclosing(key) if part in KEY_RULES), None)
 
 
 def is_known(key: str) -> bool:
     """Returns whether verl reads a key: it lists it, a rule names it, or it is in a section with any keys."""
-    listed = next((part for part in _enclosing(key) if part in RULES or part in verls_defaults()), None)
+    listed = next((part for part in _enclosing(key) if part in KEY_RULES or part in verls_defaults()), None)
     return key == listed or key.endswith("._target_") or (listed is not None and fits(kind_of(listed), {}))
 
 
@@ -40,8 +40,8 @@ def _enclosing(key: str) -> Iterator[str]:
 @functools.cache
 def kind_of(key: str) -> Any:
     """Returns what a key of verl's accepts, as an annotation: what its rule says, or the type of verl's default."""
-    rule = row_of(key)
-    if rule is not None and (rule.kind is Any or (key in RULES and rule.kind is not None)):
+    rule = rule_of(key)
+    if rule is not None and (rule.kind is Any or (key in KEY_RULES and rule.kind is not None)):
         return rule.kind
     return _kind_like(verls_default(key)) if key in verls_defaults() else Any
 
@@ -151,10 +151,10 @@ def _meant(key: str, value: Any) -> str:
 
 def check_key(view: View, key: str, policy: str | None = None) -> None:
     """Raises ConfigError if a rule refuses one key (with `actor_rollout_ref` for any policy), or verl has none."""
-    place, rule = Place(view, key, policy), row_of(key)
+    place, rule = Place(view, key, policy), rule_of(key)
     shown = f"{place.name}={shown_as(view.values[key])}"
     if not is_known(key):
-        close = difflib.get_close_matches(key, [*verls_defaults(), *RULES], n=1)
+        close = difflib.get_close_matches(key, [*verls_defaults(), *KEY_RULES], n=1)
         hint = "".join(f", or did you mean {Place(view, other, policy).name}?" for other in close)
         raise ConfigError(f"{shown}: verl's configuration has no such key, so it would be ignored, remove it{hint}")
     if rule is not None and (why := rule.refused(place)) is not None:

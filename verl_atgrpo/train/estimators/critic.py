@@ -6,10 +6,10 @@ For tokens y after a situation x, which may show what the team does not see:
 
 `value`: x is the prompt of a decision, y one word, and V = low + (high - low) sigmoid(l) the episode's team reward, of
 which low and high are the bounds. It is trained by the cross-entropy with that reward as a share of the way from low
-to high, a Monte Carlo regression (ArCHer, arXiv 2402.19446, on policy). A candidate's score is what it changed, summed
-over the decisions that follow with weights trace ** n:
+to high, a Monte Carlo regression (ArCHer, arXiv 2402.19446, on policy). A candidate's score is its generalised
+advantage (arXiv 1506.02438, gamma 1), over the decisions k from its own on:
 
-    d = V of the next prompt - V of its own,     after the last decision: the team reward - V
+    A = sum of lam^k d_k,     d = V of the next prompt - V of its own,     after the last: the team reward - V
 
 The next prompt is the first of a decision that started after this one had ended: agents that act at the same time do
 not see each other's answers.
@@ -45,7 +45,7 @@ class Bounds(NamedTuple):
         return Bounds(min(found), max(found))
 
     def values(self, ratios: Tensor) -> Tensor:
-        """Returns the team rewards that log-ratios (N,) foretell."""
+        """Returns the team rewards that log-ratios (N,) predict."""
         return self.low + (self.high - self.low) * ratios.sigmoid()
 
     def shares(self, rewards: Tensor) -> Tensor:
@@ -53,12 +53,12 @@ class Bounds(NamedTuple):
         return (rewards - self.low) / (self.high - self.low)
 
 
-def scores(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, trace: float, bounds: Bounds) -> Tensor:
+def scores(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, lam: float, bounds: Bounds) -> Tensor:
     """Returns the candidates' scores: log-ratios of whole episodes (N,) float64 -> (N,).
 
     Reads the tags `episode`, `order` (how many of its decisions had started before), `place` (how many had ended
-    before it ended), `after` (how many had ended when it started) and `episode_reward`. `trace` is the weight of what
-    the next decision changes, of a value: lambda of generalized advantages. `bounds` are those of the team reward.
+    before it ended), `after` (how many had ended when it started) and `episode_reward`. `lam` is for values;
+    `bounds` are those of the team reward.
     """
     if kind == "likelihood":
         return ratios
@@ -71,7 +71,7 @@ def scores(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, trace:
             later = [other for other in numbers if rows[other]["after"] > rows[number]["place"]]
             if later:
                 following = min(later, key=lambda other: rows[other]["order"])
-                change = values[following] - values[number] + trace * result[following]
+                change = values[following] - values[number] + lam * result[following]
             else:
                 change = rows[number]["episode_reward"] - values[number]
             result[number] = change
@@ -114,7 +114,7 @@ def has_signal(rows: Sequence[Mapping[str, Any]], kind: Kind) -> bool:
 
 
 def agreement(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, bounds: Bounds) -> dict[str, float]:
-    """Returns how well scores of episodes that the critic has not learned from foretell their ends.
+    """Returns how well scores of episodes that the critic has not learned from predict their ends.
 
     `accuracy`: the share of pairs of episodes, one solved and one failed, in which the solved one has the larger mean
     score (ties count half); of `likelihood` pairs of one task. `correlation`: that of a row's value with the team

@@ -1,4 +1,8 @@
-"""The names for `at_grpo.estimator`: one file of this package for each, and the entry points of installed packages."""
+"""The names for `at_grpo.estimator`: one file of this package for each, and the entry points of installed packages.
+
+To add one, write its file with a `PRESET`, an `EstimatorSpec` whose fields say what is compared, and list it here.
+Arithmetic that fields cannot express is `formula` of a subclass, as in `rae`. `verl-atgrpo schema` lists its fields.
+"""
 
 import functools
 import importlib.metadata

@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig
 from verl_atgrpo.train.rollout.worker import TeamRolloutWorker, WorkerReport
-from verl_atgrpo.train.serving.health import RolloutFailed, in_a_line
+from verl_atgrpo.train.serving.health import RolloutFailed, last_line
 
 logger = logging.getLogger(__name__)
 
@@ -91,4 +91,4 @@ class TeamRolloutManager(AgentLoopManagerTQ):  # type: ignore[misc]
         except ray.exceptions.GetTimeoutError:
             raise RolloutFailed(f"a rollout worker does not answer{self._silent}") from None
         except ray.exceptions.RayError as error:
-            raise RolloutFailed(f"a rollout worker failed: {in_a_line(error)}") from error
+            raise RolloutFailed(f"a rollout worker failed: {last_line(error)}") from error

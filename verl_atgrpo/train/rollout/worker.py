@@ -24,7 +24,7 @@ from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.opponents import Opponent
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EVALUATE, TREE, EpisodeFailed, EpisodeRecord, Mode
+from verl_atgrpo.play.types import EVALUATE, TREE, EpisodeFailed, EpisodeRecord, PlayMode
 from verl_atgrpo.play.user_code import contained
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.train.chat import Chat
@@ -210,7 +210,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         earlier = 0 if validate else int(prompt[SUBMISSION])
         seed = episode_seed(settings.seed, split, "val" if validate else step, index, session, earlier)
 
-        def make_team(mode: Mode) -> Team:
+        def make_team(mode: PlayMode) -> Team:
             team = make(
                 samplers,
                 settings.team_options(),
@@ -229,7 +229,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 frozen = {name for name, one in settings.policy_settings().items() if not one.trainable}
                 record = await play_branched(environment, task, make_team, settings.branch, seed, frozen)
                 return replace(record, opponents=opponents)
-            mode = EVALUATE if validate else TREE if settings.scheme == "tree" else Mode("parallel")
+            mode = EVALUATE if validate else TREE if settings.scheme == "tree" else PlayMode("parallel")
             record = await play(environment, task, make_team(mode))
             if not validate and record.decisions and not any(one.trained for one in record.decisions):
                 raise EpisodeFailed("nothing_to_train", "no decision of the episode is trained (train=False)")

@@ -27,7 +27,7 @@ class PolicyFailed(RuntimeError):
     """A policy's worker or server died or raised; the message names the policy and what it was doing."""
 
 
-def in_a_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
     """Returns the error's type and its last line: Ray's message starts with the remote traceback.
 
     Of a process that Ray killed for memory it is the line with the machine's use, before figures and advice.
@@ -54,7 +54,7 @@ def naming(policy: str, doing: str) -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:
-        raise PolicyFailed(f"policy {policy!r}: {doing} failed: {in_a_line(error)}") from error
+        raise PolicyFailed(f"policy {policy!r}: {doing} failed: {last_line(error)}") from error
 
 
 def dead_replicas(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[int, str]:
@@ -78,7 +78,7 @@ def dead_replicas(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[in
             silent = f"policy {policy!r}: server {replica} has not answered its health check for {PING_TIMEOUT} s"
             logger.warning("%s; it is loading weights, or hangs", silent)
         except ray.exceptions.RayError as error:
-            dead[replica] = in_a_line(error)
+            dead[replica] = last_line(error)
     return dead
 
 

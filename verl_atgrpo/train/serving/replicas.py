@@ -16,7 +16,7 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from verl_atgrpo.train.config.schema import SECTION
 from verl_atgrpo.train.serving.client import actor_id
-from verl_atgrpo.train.serving.health import PolicyFailed, dead_replicas, in_a_line, is_dead, watched
+from verl_atgrpo.train.serving.health import PolicyFailed, dead_replicas, is_dead, last_line, watched
 from verl_atgrpo.train.serving.workers import PolicyServers, WeightTarget, check_wiring
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class Replicas:
             return
         if not isinstance(error, ray.exceptions.RayError | asyncio.TimeoutError):
             raise error
-        reason = in_a_line(error) if isinstance(error, ray.exceptions.RayError) else f"not up after {_START_TIMEOUT} s"
+        reason = last_line(error) if isinstance(error, ray.exceptions.RayError) else f"not up after {_START_TIMEOUT} s"
         self._dead[rank] = f"its restart failed: {reason}"
         logger.warning("policy %r: server %d does not come up again: %s; %s", self._policy, rank, reason, left)
 

@@ -15,7 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.types import EpisodeFailed
 from verl_atgrpo.train.serving.client import DecisionClient, NoServer, TooLate
-from verl_atgrpo.train.serving.health import in_a_line, is_dead
+from verl_atgrpo.train.serving.health import is_dead, last_line
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class PatientClient:
                     continue  # Sent just before the pause, it waited in the server for the weight sync.
                 failure = EpisodeFailed("timeout", f"no answer within {self.timeout} s")
             except ray.exceptions.RayError as error:
-                failure = EpisodeFailed("engine", f"the server failed: {in_a_line(error)}")
+                failure = EpisodeFailed("engine", f"the server failed: {last_line(error)}")
                 # An error of a live engine would occur on any other.
                 if not (isinstance(error, ray.exceptions.ActorUnavailableError) or is_dead(error)):
                     raise failure from error

@@ -29,7 +29,7 @@ from verl_atgrpo.train.engine.loss_scale import repeat_overflows
 from verl_atgrpo.train.engine.prefix_tree.engine import VENDOR
 from verl_atgrpo.train.serving import arrival, row_loops
 from verl_atgrpo.train.serving.client import actor_id
-from verl_atgrpo.train.serving.health import in_a_line
+from verl_atgrpo.train.serving.health import last_line
 from verl_atgrpo.train.serving.server import ADAPTER, name_sender
 
 Lora = tuple[dict[str, Any], Iterator[tuple[str, torch.Tensor]]]
@@ -203,7 +203,7 @@ class ServerLink:
             self.failure = _too_late(replica)
         except ray.exceptions.RayError as error:
             self._open = False
-            self.failure = f"replica {replica} did not take the weights: {in_a_line(error)}"
+            self.failure = f"replica {replica} did not take the weights: {last_line(error)}"
 
 
 class PolicyWorker(TrainerWorker):

@@ -20,7 +20,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_atgrpo.files import write_text
 from verl_atgrpo.train.config.policies import POLICIES_FILE
-from verl_atgrpo.train.serving.health import in_a_line
+from verl_atgrpo.train.serving.health import last_line
 
 if TYPE_CHECKING:
     from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
@@ -66,7 +66,7 @@ def save(
     except (OSError, RuntimeError) as error:  # torch and Ray have errors of their own for a full disk
         free = shutil.disk_usage(next(part for part in (root, *root.absolute().parents) if part.is_dir())).free
         raise SaveFailed(
-            f"{folder} could not be saved; {free >> 20:,} MiB are free there: {in_a_line(error)}"
+            f"{folder} could not be saved; {free >> 20:,} MiB are free there: {last_line(error)}"
         ) from error
     if trainer.get("max_actor_ckpt_to_keep"):
         _remove_old(root, int(trainer.max_actor_ckpt_to_keep), global_steps)

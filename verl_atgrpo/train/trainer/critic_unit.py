@@ -49,7 +49,7 @@ class CriticUnit(SharingUnit):
     def __init__(self, *given: Any, critic: CriticSettings, **more: Any) -> None:
         """As `SharingUnit`, with the section `at_grpo.critic`."""
         super().__init__(*given, **more)
-        self._kind, self._trace, self._epochs = critic.kind, critic.trace, critic.epochs
+        self._kind, self._lam, self._epochs = critic.kind, critic.lam, critic.epochs
         self._reads = {"kind": critic.kind, "hindsight": critic.hindsight}
         self._bounds = Bounds()
         self._idle = 0
@@ -69,7 +69,7 @@ class CriticUnit(SharingUnit):
             rows.tag(base=[base[key] for key in rows.keys])  # once, as it never changes
             ratios = self._ratios(scoring)
             self._bounds = self._bounds.with_rewards(tags["episode_reward"] for tags in rows.tags)
-            rows.tag(score=scores(ratios, rows.tags, self._kind, self._trace, self._bounds).tolist())
+            rows.tag(score=scores(ratios, rows.tags, self._kind, self._lam, self._bounds).tolist())
             found = agreement(ratios, rows.tags, self._kind, self._bounds)
             scoring.metrics.update(found, **{"team/rows": float(len(rows))})
             replayed = self._replayed()

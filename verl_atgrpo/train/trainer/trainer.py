@@ -64,7 +64,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     """Trains a team's policies on the episodes it plays."""
 
     _dump_futures: list[Future[None]]
-    _frozen = False
+    _gc_frozen = False
     """Whether garbage collectors skip what was there after the first step."""
     _order: LevelOrder | HalfSolvedFirst | None = None
     """The order of tasks if it follows from their success; else it is the data loader's."""
@@ -545,11 +545,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             metrics.update(staleness_metrics(trained, global_steps))
         self.collect_report()
         metrics.update(self.watch.take_metrics())
-        if self._updated and not self._frozen:
-            self._frozen = True
-            self._freeze()
+        if self._updated and not self._gc_frozen:
+            self._gc_frozen = True
+            self._freeze_gc()
 
-    def _freeze(self) -> None:
+    def _freeze_gc(self) -> None:
         """Has all garbage collectors skip what the start and the first step have made; does not wait for them."""
         for actor in chain(queue.actors(), *(unit.actors() for unit in self.hosts)):
             actor.__ray_call__.remote(compat.freeze_startup_objects)
