@@ -262,7 +262,7 @@ def by_critic(tables: Tables, believed: Mapping[str, float], lam: float) -> Grad
     total: Gradient = defaultdict(lambda: np.zeros(len(tables.replies)))
     for end, success in tables.outcomes.items():
         rows = [
-            {"episode": end, "order": place, "place": place, "after": place, "episode_reward": success}
+            {"agent": "a", "episode": end, "order": place, "place": place, "after": place, "episode_reward": success}
             for place in range(len(end))
         ]
         values = torch.tensor([believed[end[:place]] for place in range(len(end))], dtype=torch.float64)

@@ -84,6 +84,12 @@ IS_AN_ADAPTER = r"^at_grpo\.critic\.policy='critic': a critic is an adapter on t
             ["+at_grpo.critic.agents=[tool_user]"],
             r"^at_grpo\.critic\.agents: tool_user has a policy that is not trained, so a score has no effect",
         ),
+        (
+            f"{{player: {ONE}, critic: {ONE}, other: {{}}}}",
+            "{planner: player, tool_user: other}",
+            [],
+            r"^at_grpo\.critic\.agents: tool_user has a policy on another base than the critic's, tiny, which",
+        ),
     ],
 )
 def test_policies_that_do_not_fit_are_refused(
@@ -119,6 +125,14 @@ def test_policies_that_do_not_fit_are_refused(
         (
             ["at_grpo.estimator={preset: grpo, agents: {planner: {unit: trajectory}}}"],
             r"^at_grpo\.estimator='grpo' has one reward for an episode, but a critic scores every row; use",
+        ),
+        (
+            ["at_grpo.estimator={preset: gigpo, unit: row}"],
+            r"^at_grpo\.estimator='gigpo' discounts an outcome in its step term, but a critic scores every row; use",
+        ),
+        (
+            ["+at_grpo.critic.agents=[planner]", "at_grpo.estimator=grpo"],
+            r"^at_grpo\.estimator='grpo' compares scores of planner with rewards of other agents; use estimator: dr_m",
         ),
         (["+at_grpo.critic.agents=[]"], r"^at_grpo\.critic\.agents=\[\]: "),
         (

@@ -16,7 +16,7 @@ from verl_atgrpo.train.estimators.critic import Bounds, agreement, gradient_weig
 def rows(*made: tuple[str, str, bool]) -> list[dict[str, Any]]:
     """Tags of rows: (task, episode, solved)."""
     return [
-        {"group": task, "episode": episode, "episode_success": solved, "episode_reward": float(solved)}
+        {"agent": "a", "group": task, "episode": episode, "episode_success": solved, "episode_reward": float(solved)}
         for task, episode, solved in made
     ]
 
@@ -58,8 +58,8 @@ def test_a_value_is_a_probability_and_has_the_gradient_of_the_cross_entropy() ->
 
 def test_a_likelihood_is_the_ratio_and_has_the_gradient_of_the_mean_pair() -> None:
     def loss(ratios: Tensor) -> Tensor:
-        a0, a1, a2 = ratios[0] + ratios[1], ratios[2], ratios[3]
-        c0, c1 = ratios[6] + ratios[7], ratios[8]
+        a0, a1, a2 = (ratios[0] + ratios[1]) / 2, ratios[2], ratios[3]
+        c0, c1 = (ratios[6] + ratios[7]) / 2, ratios[8]
         pairs = torch.stack([a0 - a1, a2 - a1, c1 - c0])
         return -torch.nn.functional.logsigmoid(pairs).mean()
 
@@ -68,7 +68,8 @@ def test_a_likelihood_is_the_ratio_and_has_the_gradient_of_the_mean_pair() -> No
     # An update divides by its nine rows.
     assert weights.tolist() == pytest.approx((-9 * derivative(loss)).tolist())
     assert weights[4:6].tolist() == [0.0, 0.0], "episodes that ended alike are no pair"
-    assert weights.sum().item() != 0, "an episode of two decisions has its weight at each"
+    # Were they sums, the loss would fall with every l where failures are longer, whatever the answers are.
+    assert weights.sum().item() == pytest.approx(0)
 
 
 def test_a_critic_that_has_not_learned_adds_nothing_to_the_outcome() -> None:
@@ -84,8 +85,8 @@ def test_a_value_predicts_the_team_reward_and_not_only_success() -> None:
     """A win, a draw and a loss, of which the first two are successes; and a failure that came half of the way."""
     ends = in_turn(rows(("a", "w", True), ("a", "d", True), ("a", "l", False)))
     games = [{**tags, "episode_reward": reward} for tags, reward in zip(ends, (1, 0, -1), strict=True)]
-    bounds = Bounds().with_rewards(tags["episode_reward"] for tags in games)
-    assert bounds == (-1, 1) and bounds.with_rewards([0.5]) == (-1, 1)
+    bounds = Bounds().with_rewards(games)
+    assert bounds.of_parts == {"": (-1, 1)} and bounds.with_rewards(ROWS) == bounds
     nothing = torch.zeros(3, dtype=torch.float64)
     assert scores(nothing, games, "value", 0.9, bounds).tolist() == [1.0, 0.0, -1.0]
     # To ascend: a win is the largest reward, a draw is half of the way.
@@ -93,6 +94,16 @@ def test_a_value_predicts_the_team_reward_and_not_only_success() -> None:
     half = [{**games[0], "episode_success": False, "episode_reward": 0.5}]
     assert scores(nothing[:1], half, "value", 0.9, Bounds()).tolist() == [0.0]
     assert agreement(nothing[:1], half, "value", Bounds()) == {"brier": 0.0}
+
+
+def test_parts_of_a_mixture_have_bounds_of_their_own() -> None:
+    """Rewards of one part that are a hundred times as large leave another's gradient as it is."""
+    made = rows(("a", "a0", True), ("b", "b0", True), ("b", "b1", False))
+    for tags, agent, reward in zip(made, ("walk.guide", "game.guide", "game.guide"), (1.0, 100, -100), strict=True):
+        tags |= {"agent": agent, "episode_reward": reward}
+    bounds, nothing = Bounds().with_rewards(made), torch.zeros(3, dtype=torch.float64)
+    assert gradient_weights(nothing, made, "value", bounds).tolist() == [0.5, 0.5, -0.5]
+    assert scores(nothing, in_turn(made), "value", 1.0, bounds).tolist() == [0.5, 100, -100]
 
 
 @pytest.mark.parametrize("left_first", [True, False])
@@ -143,9 +154,10 @@ def test_agreement_counts_pairs_of_episodes_by_their_mean_score() -> None:
     # Means: a0 .125, a1 1, a2 0; c0 .4, c1 -.4: no pair of a task is in order.
     solved = [float(tags["episode_success"]) for tags in ROWS]
     assert found == {"accuracy": 0.0, "correlation": pytest.approx(correlation(RATIOS.tolist(), solved))}
+    found = agreement(-RATIOS, ROWS, "value", Bounds())
+    # Each solved episode is above the failed ones of its own task: how hard a task is counts nothing.
+    assert found["accuracy"] == 1.0
     found = agreement(RATIOS, ROWS, "value", Bounds())
-    # Solved .125, 0, -.4 against failed 1, .3, -2, .4 of all tasks: each is above -2 alone.
-    assert found["accuracy"] == pytest.approx(3 / 12)
     values = RATIOS.sigmoid()
     assert found["brier"] == pytest.approx(float(((values - torch.tensor(solved)) ** 2).mean()))
     assert found["correlation"] == pytest.approx(correlation(values.tolist(), solved))

@@ -21,7 +21,14 @@ from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.answer_check import check_hindsight, hindsights
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION, Row, critic_rows
+from verl_atgrpo.train.rollout.episode_rows import (
+    RECORDED,
+    SUBMISSION,
+    Row,
+    critic_rows,
+    training_rows,
+    untrained_rows,
+)
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.rows.step_rows import StepRows
@@ -61,19 +68,24 @@ class Pair(Environment):
             verdict = await team.judge.act(f"is {reply} right?")
             return Score(local=float(verdict.text == "y"))
 
-        await team.drafter.act("draft", train=False)
+        await team.drafter.act("draft", train=False, candidates=task or 1)
         await team.drafter.act("say", lambda reply: Score(local=float(reply == "b")))
         await team.checker.act("check", by_judge)
         return Outcome(True, 1.0)
 
 
-def made(kind: Any, hindsight: str = SECRET, longest: int = 10_000, agents: Any = Pair.agents) -> list[Row]:
+def record_of(drafts: int = 1) -> EpisodeRecord:
     says = {"drafter": lambda prompt, k: "b", "checker": lambda prompt, k: "x", "judge": lambda prompt, k: "y"}
-    record: EpisodeRecord = asyncio.run(play(Pair(), 0, ScriptedTeam(says, scheme="parallel")))
+    record: EpisodeRecord = asyncio.run(play(Pair(), drafts, ScriptedTeam(says, scheme="parallel")))
     for decision in record.decisions:
         decision.prompt_ids[:] = TOKENIZER.encode(f"{decision.name}?")
         for candidate in decision.candidates:
             candidate.generation.token_ids[:] = TOKENIZER.encode(candidate.text)
+    return record
+
+
+def made(kind: Any, hindsight: str = SECRET, longest: int = 10_000, agents: Any = Pair.agents) -> list[Row]:
+    record = record_of()
     return list(critic_rows("u", 3, record, "critic", kind, TOKENIZER, hindsight, agents, longest))
 
 
@@ -85,7 +97,8 @@ def test_a_value_is_asked_of_every_prompt() -> None:
     rows, yes = made("value"), TOKENIZER.decode(TOKENIZER.encode(" yes")[:1])
     # Neither of the draft that is not trained on, nor of a decision within a score.
     assert [read(row) for row in rows] == [
-        (f"{SECRET}\n{name}?\nSuccess?", yes) for name in ("drafter.1", "checker.0")
+        (f"{SECRET}\n{name}?\n{agent}, turn {turn}. Success?", yes)
+        for name, agent, turn in (("drafter.1", "drafter", 2), ("checker.0", "checker", 1))
     ]
     assert {(row.tags["policy"], row.tags["episode"], row.tags["episode_success"]) for row in rows} == {
         ("critic", "u_3", True)
@@ -134,19 +147,31 @@ def test_a_likelihood_is_that_of_the_candidate_itself() -> None:
     assert [read(row) for row in made("likelihood", agents=["drafter"])] == [(f"{SECRET}\ndrafter.1?", "b")]
 
 
-def test_keys_are_the_critics_own() -> None:
-    rows = made("value")
-    of_team = {f"u_3_{number}" for number in range(4)}  # the draft, the answer, the judge's and the checker's
-    assert {row.tags["critic"] for row in rows} <= of_team and not of_team & {row.key for row in rows}
-    assert len({row.key for row in rows}) == len(rows)
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_a_score_is_for_the_row_of_its_decision(drafts: int) -> None:
+    """However many candidates a decision before it has, which is not trained on."""
+    record = record_of(drafts)
+    of_critic = list(critic_rows("u", 3, record, "critic", "value", TOKENIZER, SECRET, Pair.agents, 10_000))
+    team = {row.key: row.tags for row in training_rows("u", 3, record, "parallel")}
+    scored = {row.tags["critic"]: row.tags for row in of_critic}
+    assert scored.keys() == team.keys() - {key for key, tags in team.items() if tags["scope"]}
+    for key, tags in scored.items():
+        assert (tags["agent"], tags["turn"]) == (team[key]["agent"], team[key]["turn"])
+    every = {*team, *(row.key for row in untrained_rows("u", 3, record, "parallel"))}
+    assert len(every) == drafts + 3 and not every & {row.key for row in of_critic}
+    assert len({row.key for row in of_critic}) == len(of_critic) == 2
 
 
-def test_a_long_prompt_loses_its_beginning_and_never_the_hindsight() -> None:
+def test_a_long_prompt_loses_its_beginning_before_the_hindsight_loses_its_end() -> None:
     whole = made("value", agents=["drafter"])[0]
     short = made("value", agents=["drafter"], longest=len(whole.prompt_ids) - 3)[0]
     assert len(short.prompt_ids) == len(whole.prompt_ids) - 4
-    assert read(short)[0].startswith(f"{SECRET}\n") and read(short)[0].endswith("ter.1?\nSuccess?")
-    assert read(made("value", hindsight="")[0])[0] == "drafter.1?\nSuccess?"
+    assert read(short)[0].startswith(f"{SECRET}\n") and read(short)[0].endswith("ter.1?\ndrafter, turn 2. Success?")
+    assert read(made("value", hindsight="")[0])[0] == "drafter.1?\ndrafter, turn 2. Success?"
+    long = made("value", hindsight=SECRET * 1000, agents=["drafter"], longest=100)[0]
+    assert len(long.prompt_ids) + len(long.generation.token_ids) == 100
+    assert read(long)[0].startswith(SECRET) and read(long)[0].endswith("drafter, turn 2. Success?")
+    assert [row.tags["cut"] for row in (whole, short, long)] == [False, True, True]
 
 
 def test_hindsight_needs_room() -> None:

@@ -794,22 +794,22 @@ YES = 77
 class Critic:
     """A critic on the workers of a policy, whose adapter is the critic's."""
 
-    def __init__(self, make: Make, **settings: Any) -> None:
-        self.policy = make(**{f"{ACTOR}.ppo_mini_batch_size": 6, **LORA})
+    def __init__(self, make: Make, mini_batches: int = 1, **settings: Any) -> None:
+        self.policy = make(**{f"{ACTOR}.ppo_mini_batch_size": 6 // mini_batches, **LORA})
         config = self.policy.unit.config
         given = {"policy": "critic", "epochs": 1, "replay": 0, **settings}
         section, host = AtGrpoConfig.from_config(config), self.policy.unit
         made = ("critic", config, "critic", True, section, PRESETS["at_grpo"])
         self.unit = CriticUnit(*made, host=host, critic=CriticSettings(**given))
 
-    def ask(self, step: int, *rows: tuple[str, int, list[int], bool]) -> tuple[Batch, dict[str, Any]]:
+    def ask(self, step: int, *rows: tuple[str, int, list[int], float]) -> tuple[Batch, dict[str, Any]]:
         """Scores rows, (episode, last token of the prompt, answer, solved), and trains on them."""
         made = []
         for number, (episode, last, answer, solved) in enumerate(rows):
             tags = {"critic": f"c{number}", "group": episode[0], "episode": episode, "turn": number}
             tags |= {"order": number, "place": number, "after": number, "episode_reward": float(solved)}
-            tags |= {"episode_success": solved, "agent": "a", "scope": "", "policy": "critic", "temperature": 1.0}
-            tags |= {"prompt_len": 2, "response_len": len(answer), "seq_len": 2 + len(answer)}
+            tags |= {"episode_success": solved > 0, "agent": "a", "scope": "", "policy": "critic", "temperature": 1.0}
+            tags |= {"cut": False, "prompt_len": 2, "response_len": len(answer), "seq_len": 2 + len(answer)}
             made.append(Row(f"s{step}_0_{number}", episode[0], [3, last], Generation(answer, [], ""), 0.0, tags))
         batch = Batch([row.key for row in made], [row.tags for row in made])
         self.policy.queue.kv_batch_put(batch.keys, "train", episode_fields(made, 0, {}, ""), batch.tags)
@@ -871,12 +871,38 @@ def test_earlier_steps_are_learned_from_again(make: Make, tmp_path: Path) -> Non
     assert not of_step[2] & {*other.policy.workers.engine.steps[0]}, "what they show is not what this critic reads"
 
 
-def test_rows_that_are_not_learned_from_are_returned_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    critic = Critic(make, replay=1)
-    critic.ask(1, *ASKED)
-    monkeypatch.setattr(critic.unit, "can_learn_from", lambda rows: False)
-    critic.ask(2, *ASKED)
-    assert critic.returned == {f"s{step}_0_{number}" for step in (1, 2) for number in range(3)}
+def test_without_a_pair_no_step_is_made_and_rows_are_returned(make: Make) -> None:
+    """Momentum alone would move it."""
+    critic = Critic(make, kind="likelihood", replay=1)
+    alike = [("a0", 5, [7], True), ("b0", 5, [8], False)]
+    for step in (1, 2):
+        _, metrics = critic.ask(step, *alike)
+        assert "team/updated" not in metrics
+    assert not critic.policy.workers.engine.steps
+    assert critic.returned == {f"s{step}_0_{number}" for step in (1, 2) for number in range(2)}
+
+
+def test_each_optimizer_step_has_the_gradient_of_the_critic_as_it_is(make: Make) -> None:
+    """Two tasks in two steps of a pass: the second step is that of a critic that has made the first."""
+    tasks = [("a0", 5, [YES], True), ("a1", 5, [YES], False), ("b0", 5, [YES], True), ("b1", 5, [YES], True)]
+    critic = Critic(make, mini_batches=2)
+    _, metrics = critic.ask(1, *tasks)
+    steps = [[int(key[-1]) for key in keys if key.startswith("s")] for keys in critic.policy.workers.engine.steps]
+    assert sorted(map(sorted, steps)) == [[0, 1], [2, 3]], "a task is in one of them"
+    assert metrics["team/optimizer_steps"] == 2.0 and metrics["team/tokens"] == 12.0
+    again = Critic(make)
+    for number, rows in enumerate(steps):
+        again.ask(number, *(tasks[row] for row in rows))
+    assert torch.allclose(critic.policy.weights, again.policy.weights, atol=1e-6)
+
+
+def test_a_value_does_not_follow_from_how_the_steps_own_episodes_ended(make: Make) -> None:
+    critic = Critic(make, lam=0.0)
+    rows, _ = critic.ask(1, ("a0", 5, [YES], 10.0), ("a1", 5, [YES], 0.0))
+    assert scores_of(rows) == {"s1_0_0": 9.5, "s1_0_1": -0.5}
+    first = 10 / (1 + math.exp(-critic.ratio("s1_0_0")))
+    rows, _ = critic.ask(2, ("a0", 5, [YES], 0.0))
+    assert scores_of(rows) == {"s2_0_0": pytest.approx(-first)}, "from now on the largest reward is 10"
 
 
 def test_each_pass_has_the_gradient_of_the_critic_as_it_is(make: Make) -> None:

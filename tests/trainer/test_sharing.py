@@ -125,8 +125,10 @@ def test_a_critics_schedule_has_as_many_updates_as_it_makes(monkeypatch: pytest.
     trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
     trainer.settings = SimpleNamespace(critic=CriticSettings(policy="critic", epochs=3))
     optim = {"optim": {"total_training_steps": 20}}
-    policies = {name: {"actor": {"optim": {"total_training_steps": -1}}} for name in ("player", "critic")}
-    trainer.config = OmegaConf.create({"actor_rollout_ref": {"actor": optim}, EXPANDED: policies})
+    own = {"ppo_mini_batch_size": 8, "optim": {"total_training_steps": -1}}
+    policies = {name: {"actor": own} for name in ("player", "critic")}
+    data = {"train_batch_size": 16}
+    trainer.config = OmegaConf.create({"data": data, "actor_rollout_ref": {"actor": optim}, EXPANDED: policies})
     trainer._init_dataloader()
     found = {name: one.actor.optim.total_training_steps for name, one in trainer.config[EXPANDED].items()}
-    assert found == {"player": 20, "critic": 60}
+    assert found == {"player": 20, "critic": 120}, "three passes of two optimizer steps each"

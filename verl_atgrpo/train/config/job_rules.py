@@ -228,11 +228,24 @@ def of_critic(job: Job) -> Iterator[str]:
     for key, policies in (("agents", job.agents), ("val_agents", job.validation_agents)):
         if critic.policy in policies.values():
             yield f"at_grpo.{key}: {critic.policy!r} is the critic, which answers for no agent; name another policy"
-    for agent in critic.agents or ():
+    trained = [agent for agent in job.env.agents if job.is_trained(agent)]
+    scored = trained if critic.agents is None else critic.agents
+    base = job.policies[critic.policy].settings.base
+    for agent in scored:
         if agent not in job.env.agents:
             yield f"at_grpo.critic.agents: {agent} is not an agent of {job.name!r}: it has {job.known}"
-        if not job.is_trained(agent):
+        elif agent not in trained:
             yield f"at_grpo.critic.agents: {agent} has a policy that is not trained, so a score has no effect"
+        elif job.policies[job.agents[agent]].settings.base != base:
+            other = f"{agent} has a policy on another base than the critic's, {base}, which would not read its tokens"
+            yield f"at_grpo.critic.agents: {other}; name the agents that are on it"
+    parts = {agent.rpartition(".")[0] for agent in scored} & {
+        agent.rpartition(".")[0] for agent in trained if agent not in scored
+    }
+    for where, settings in job.settings.each() if parts else ():
+        if any("group" in one.scopes for one in (settings.spec, *settings.spec.agents.values())):
+            mixed = f"compares scores of {', '.join(scored)} with rewards of other agents; use estimator: dr_mas"
+            yield f"at_grpo.{where}estimator={settings.spec.name!r} {mixed}"
     if critic.warmup >= job.steps:
         yield f"at_grpo.critic.warmup={critic.warmup}: the run has {job.steps} steps, so it never scores; lower it"
     if not critic.hindsight and type(job.env).hindsight is Environment.hindsight:

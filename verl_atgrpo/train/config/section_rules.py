@@ -141,9 +141,11 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
         if one.scheme != "parallel":
             whole = "a critic learns from whole episodes, of which here are parts; use scheme: parallel"
             yield f"{where}scheme={one.scheme!r}: {whole}"
-        if any(spec.unit != "row" for spec in (one.spec, *one.spec.agents.values())):
-            every = "a critic scores every row; use estimator: dr_mas"
-            yield f"{where}estimator={one.spec.name!r} has one reward for an episode, but {every}"
+        specs, every = (one.spec, *one.spec.agents.values()), "but a critic scores every row; use estimator: dr_mas"
+        if any(spec.unit != "row" for spec in specs):
+            yield f"{where}estimator={one.spec.name!r} has one reward for an episode, {every}"
+        elif any(spec.step_weight for spec in specs):
+            yield f"{where}estimator={one.spec.name!r} discounts an outcome in its step term, {every}"
 
 
 def _of_block(key: str, block: PolicySettings) -> Iterator[str]:

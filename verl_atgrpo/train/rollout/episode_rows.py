@@ -147,20 +147,24 @@ def critic_rows(
     """Yields a row for every trained decision of these agents, in an episode of one candidate each (`parallel`).
 
     `policy` and `tokenizer` are the critic's. What the environment says of the task in hindsight stands before the
-    prompt. Of a row of more than `longest` tokens the beginning of the prompt is left out, never the hindsight.
+    prompt. Of a row of more than `longest` tokens the beginning of the prompt is left out, then the hindsight's end.
     """
-    before = hindsight_ids(tokenizer, hindsight)
-    question, yes = (tokenizer.encode(text, add_special_tokens=False) for text in (QUESTION, ANSWER))
+    told, yes = hindsight_ids(tokenizer, hindsight), tokenizer.encode(ANSWER, add_special_tokens=False)
     total = sum(len(decision.candidates) for decision in record.decisions)
-    for number, decision in enumerate(record.decisions):
+    for number, (first, decision) in enumerate(_numbered(record)):
         if not decision.trained or decision.scope or decision.agent not in agents:
             continue
         said = decision.candidates[0].generation.token_ids
-        asked, answer = (question, yes[:1]) if kind == "value" else ([], said)
+        asked, answer = [], said
+        if kind == "value":
+            question = QUESTION.format(agent=decision.agent, turn=decision.turn + 1)
+            asked, answer = tokenizer.encode(question, add_special_tokens=False), yes[:1]
+        before = told[: longest - len(asked) - len(answer)]
         room = longest - len(before) - len(asked) - len(answer)
         shown = decision.prompt_ids[-room:] if room > 0 else []
         tags = {
-            CRITIC: f"{uid}_{session}_{number}",
+            CRITIC: f"{uid}_{session}_{first}",
+            "cut": len(before) + len(shown) < len(told) + len(decision.prompt_ids),
             "agent": decision.agent,
             "turn": decision.turn,
             "candidate": 0,
@@ -187,8 +191,9 @@ OPPONENT = "opponent"
 """Field of a submitted training task, and tag of its rows: who answers for the other side (`play.opponents`)."""
 WHOLE = "whole"
 """Tag: whether all rows of the row's episode were written."""
-QUESTION, ANSWER = "\nSuccess?", " yes"
-"""What a critic of kind `value` reads after a prompt, and the word of whose first token it gives the log-prob."""
+QUESTION, ANSWER = "\n{agent}, turn {turn}. Success?", " yes"
+"""What a critic of kind `value` reads after a prompt, which may not say how many turns are left, and the word of whose
+first token it gives the log-prob."""
 CRITIC = "critic"
 """Tag of a critic's row: the key of the candidate's row."""
 PositionIds = Callable[[Tensor], Tensor]

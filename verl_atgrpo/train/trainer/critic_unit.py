@@ -2,11 +2,13 @@
 
 In a step it scores first, with weights that have not seen the step's episodes, and is then updated. Its log-probs are
 those of a policy's update, its gradient has the form of a policy's (`estimators.critic`), so workers need nothing new.
+Each optimizer step is an update of its own, as the weights of its gradient are those of the critic as it is.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -51,6 +53,7 @@ class CriticUnit(SharingUnit):
         super().__init__(*given, **more)
         self._kind, self._lam, self._epochs = critic.kind, critic.lam, critic.epochs
         self._reads = {"kind": critic.kind, "hindsight": critic.hindsight}
+        self._mini_batches, self._optimizer_steps = self._optimizer_steps, 1
         self._bounds = Bounds()
         self._idle = 0
         self._past: deque[list[PastRow]] = deque(maxlen=critic.replay)
@@ -68,28 +71,45 @@ class CriticUnit(SharingUnit):
             rows, base = scoring.rows.real, self._means(scoring, of_base=True)
             rows.tag(base=[base[key] for key in rows.keys])  # once, as it never changes
             ratios = self._ratios(scoring)
-            self._bounds = self._bounds.with_rewards(tags["episode_reward"] for tags in rows.tags)
             rows.tag(score=scores(ratios, rows.tags, self._kind, self._lam, self._bounds).tolist())
-            found = agreement(ratios, rows.tags, self._kind, self._bounds)
-            scoring.metrics.update(found, **{"team/rows": float(len(rows))})
+            found, cut = agreement(ratios, rows.tags, self._kind, self._bounds), rows.column("cut").double()
+            scoring.metrics.update(found, **{"team/rows": float(len(rows)), "cut_share": float(cut.mean())})
+            # Not before: a value must not follow from how the step's own episodes ended.
+            self._bounds = self._bounds.with_rewards(rows.tags)
             replayed = self._replayed()
-            update = Update(replayed + rows, scoring.metrics, scoring.timing)
+            updates = self._by_task(replayed + rows, scoring, global_steps)
             if self._past.maxlen:
                 self._past.append(_past_rows(rows))
-            if not self.can_learn_from(len(update.rows)):
-                return Update(scoring.rows + replayed, scoring.metrics, scoring.timing)
-            self._deal(update, seed=global_steps)
-            self._look(has_signal(update.rows.real.tags, self._kind))
-            for _ in range(self._epochs):
+            self._look(bool(updates))
+            for update in updates * self._epochs:
                 # Anew each time: the gradient's weights, and the ratio that verl's loss clips, are those of now.
                 self._write_advantages(update.rows, self._ratios(update))
                 output = self._update_actor(update)
-            # No server has it, so nothing has to arrive there.
-            kept = {key: value for key, value in output.items() if key not in (ARRIVED, CHANGED)}
-            self._add_metrics(update, kept, began)
-            steps = float(self._optimizer_steps * self._epochs)
-            update.metrics.update({"team/updated": 1.0, "team/optimizer_steps": steps})
-            return Update(scoring.rows + replayed + update.rows.padding, update.metrics, update.timing)
+            if updates:
+                # No server has it, so nothing has to arrive there.
+                kept = {key: value for key, value in output.items() if key not in (ARRIVED, CHANGED)}
+                self._add_metrics(scoring, kept, began)
+                scoring.metrics["team/updated"] = 1.0
+                scoring.metrics["team/optimizer_steps"] = float(len(updates) * self._epochs)
+            padding = [update.rows.padding for update in updates]
+            return Update(sum(padding, scoring.rows + replayed), scoring.metrics, scoring.timing)
+
+    def _by_task(self, rows: Batch, of_step: Update, seed: int) -> list[Update]:
+        """Deals rows to optimizer steps, those of a task to one; leaves out steps without anything to learn from."""
+        tasks: dict[str, list[int]] = {}
+        for row, tags in enumerate(rows.tags):
+            tasks.setdefault(tags["group"], []).append(row)
+        shuffled, dealt = list(tasks.values()), [list[int]() for _ in range(self._mini_batches)]
+        random.Random(seed).shuffle(shuffled)
+        for task in shuffled:
+            min(dealt, key=len).extend(task)
+        updates = [Update(rows.take(part), {}, of_step.timing) for part in dealt]
+        updates = [update for update in updates if has_signal(update.rows.tags, self._kind)]
+        for update in updates:
+            self._deal(update, seed)
+        if updates:
+            of_step.metrics["team/tokens"] = sum(update.metrics["team/tokens"] for update in updates)
+        return updates
 
     @property
     def _ppo_epochs(self) -> int:
@@ -147,11 +167,11 @@ class CriticUnit(SharingUnit):
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps: the rows of earlier steps, what they show, and the bounds of the reward."""
-        return {"rows": list(self._past), "bounds": tuple(self._bounds), **self._reads}
+        return {"rows": list(self._past), "bounds": dict(self._bounds.of_parts), **self._reads}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what a checkpoint keeps; rows of another `critic.kind` or `critic.hindsight` are of no use."""
-        self._bounds = Bounds(*state.get("bounds", ()))
+        self._bounds = Bounds(state["bounds"])
         if all(state.get(key) == value for key, value in self._reads.items()):
             self._past.extend(state["rows"])
 

@@ -200,10 +200,12 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         steps = self.config.actor_rollout_ref.actor.optim.total_training_steps
         critic = self.settings.critic
         for name, policy in self.config.get(EXPANDED, {}).items():
-            # A learning rate's schedule counts updates, of which each pass of a critic is one.
-            passes = 1 if critic is None or name != critic.policy else critic.epochs
+            # A learning rate's schedule counts updates, of which each optimizer step of a critic is one.
+            each = 1
+            if critic is not None and name == critic.policy:
+                each = critic.epochs * (self.config.data.train_batch_size // policy.actor.ppo_mini_batch_size)
             with open_dict(policy):
-                policy.actor.optim.total_training_steps = steps * passes
+                policy.actor.optim.total_training_steps = steps * each
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Batch:
         """Samples a step's rows and updates every trainable policy on its own rows."""
