@@ -155,14 +155,17 @@ def test_indices_name_levels_and_validation_is_the_last() -> None:
         (0, (1, "train", 0)),
         (1, (2, "train", 0)),
         (2, (3, "train", 0)),
-        (0, (1, "train", 1)),
+        (0, (1, "train", 3)),  # not in the order of a file
         (2, (3, "train", 0)),  # the fifth of four
     ]
     assert made.task("val", 2).task == (3, "val", 2)
-    assert (made.num_tasks("train"), made.num_tasks("val"), made.ordered) == (None, 3, True)
+    assert (made.num_tasks("train"), made.num_tasks("val"), made.ordered) == (12, 3, True)
     check_declared(made, "curriculum")
     check_first_tasks(made, "curriculum")
     assert not list(contamination.overlaps(made, 12, 3))
+    assert {made.task("train", index).task for index in range(12)} == {
+        (size, "train", task) for size in (1, 2, 3) for task in range(4)
+    }
 
 
 def test_levels_without_end_have_tasks_of_their_own() -> None:

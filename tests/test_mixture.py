@@ -17,6 +17,7 @@ from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Scr
 from verl_atgrpo.play import contamination, registry
 from verl_atgrpo.play.environment_check import check_declared, check_first_tasks
 from verl_atgrpo.play.mixture import Mixture, PartTeam
+from verl_atgrpo.play.nested import row_at
 from verl_atgrpo.play.types import TeamOptions, for_agent, names_of
 
 
@@ -26,10 +27,10 @@ class Sums(Environment):
     agents = ("asker", "solver")
     schemes: ClassVar = {"solver": ("tree",)}
 
-    def __init__(self, offset: int = 0) -> None:
+    def __init__(self, offset: int = 0, tasks: int = 7) -> None:
         if offset > 9:
             raise EnvironmentConfigError(f"at_grpo.environment.offset={offset}: at most 9")
-        self._offset = offset
+        self._offset, self._tasks = offset, tasks
 
     def task(self, split: Split, index: int) -> int:
         return self._offset + index + (100 if split == "val" else 0)
@@ -38,7 +39,7 @@ class Sums(Environment):
         return str(task)
 
     def num_tasks(self, split: Split) -> int:
-        return 7 if split == "train" else 3
+        return self._tasks if split == "train" else 3
 
     async def run(self, task: int, team: Team) -> Outcome:
         asked = await team.asker.act(f"ask {task}")
@@ -93,8 +94,40 @@ def test_a_part_with_few_tasks_begins_again_and_leaves_none_out() -> None:
     made = mixture(a={"name": "sums"}, b={"name": "sums", "offset": 9})
     played = [made.task("train", index) for index in range(28)]
     assert Counter(one.task for one in played if one.part == "a") == dict.fromkeys(range(7), 2)
-    assert made.num_tasks("train") is None
-    assert made.ordered
+    assert made.num_tasks("train") == 14 and made.ordered
+    # As many as the part with the most tasks for its share needs.
+    weighted = mixture(a={"name": "sums", "weight": 3}, b={"name": "sums", "offset": 9})
+    assert weighted.num_tasks("train") == 28
+    assert len({one.task for one in (weighted.task("train", index) for index in range(28)) if one.part == "b"}) == 7
+    assert mixture(a={"name": "sums"}, walk={}).num_tasks("train") is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100, 4096, 10_007])
+def test_data_are_not_played_in_the_order_of_the_file(size: int) -> None:
+    rows = [row_at(place, size) for place in range(size)]
+    assert sorted(rows) == list(range(size)) and row_at(size, size) == rows[0]
+    if size >= 100:
+        # Any tenth of the tasks is of all tenths of the file.
+        assert {row * 10 // size for row in rows[: size // 5]} == set(range(10))
+
+
+def test_a_part_without_tasks_is_named() -> None:
+    with pytest.raises(EnvironmentConfigError, match=r"^at_grpo\.environment\.parts\.b: 'sums' has no training tasks"):
+        mixture(a={"name": "sums"}, b={"name": "sums", "tasks": 0})
+    mixture(a={"name": "sums"}, b={"name": "sums", "tasks": 0, "weight": 0})
+
+
+def test_a_part_knows_policies_and_sampling_of_its_agents() -> None:
+    class Inner:
+        def policy_name(self, agent: str) -> str:
+            return f"policy of {agent}"
+
+        def sampling_of(self, agent: str) -> dict[str, str]:
+            return {"agent": agent}
+
+    team = PartTeam(Inner(), "walk", ["guide"])  # type: ignore[arg-type]
+    assert team.policy_name("guide") == "policy of walk.guide"
+    assert team.sampling_of("guide") == {"agent": "walk.guide"}
 
 
 def test_validation_has_each_parts_tasks_and_data_sets() -> None:

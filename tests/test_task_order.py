@@ -14,7 +14,7 @@ from verl_atgrpo.play.task_order import HalfSolvedFirst
 def played(order: HalfSolvedFirst, results: dict[int, list[bool]]) -> HalfSolvedFirst:
     """Plays all tasks once, so that none is new, and these tasks with these results."""
     order.learn([(task, False) for task in [order.next() for _ in range(order.state()["tasks"])]])
-    order._results.clear()
+    order._results[:] = 0
     order.learn((task, success) for task, given in results.items() for success in given)
     order.metrics()
     return order
@@ -77,11 +77,13 @@ def test_a_task_in_flight_is_not_submitted_again_before_all_others() -> None:
 
 
 def test_a_task_whose_episodes_failed_comes_again() -> None:
-    order = HalfSolvedFirst(2, 0)
-    first, other = order.next(), order.next()
-    order.learn([(first, True)])
-    order.set_in_flight([first])
-    assert order.next() == other
+    """It has no results, so it may be half solved; the others are always solved."""
+    order = HalfSolvedFirst(20, 0)
+    first = [order.next() for _ in range(8)]
+    order.learn([(task, True) for task in first[1:] for _ in range(20)])
+    order.set_in_flight(first[1:4])
+    again = [order.next() for _ in range(8)]
+    assert first[0] in again and order.metrics()["tasks/tried_share"] == 7 / 20
 
 
 def test_the_order_follows_from_the_seed_and_is_checkpointed() -> None:
@@ -98,8 +100,9 @@ def test_the_order_follows_from_the_seed_and_is_checkpointed() -> None:
 
 
 def test_metrics_tell_what_was_chosen() -> None:
-    order = played(HalfSolvedFirst(2, 0), {0: [True]})
-    assert order.metrics() == {"tasks/tried_share": 0.5}
+    order = HalfSolvedFirst(1, 0)
+    order.learn([(order.next(), True)])
+    assert order.metrics() == {"tasks/tried_share": 1.0}
     order.next()
     assert order.metrics()["tasks/expected_success"] == pytest.approx(2 / 3)
     assert "tasks/expected_success" not in order.metrics()

@@ -146,6 +146,27 @@ def test_a_data_set_that_is_not_validated_is_named(compose: Any, caplog: pytest.
     assert "environment.parts.game.val_tasks=20: no task of 'search' is played, which begin at 20" in caplog.text
 
 
+LEVELS = "+at_grpo.environment={name: curriculum, of: {name: plan_path}, levels: [{size: 4}, {size: 6}]}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ((MIXTURE[0], LEVELS), "environment"),
+        (("at_grpo.task_order=half_solved",), "task_order"),
+        ((), None),
+        ((MIXTURE[0], LEVELS, "at_grpo.selection=first"), None),
+        ((MIXTURE[0], LEVELS, "at_grpo.scheme=parallel", "at_grpo.estimator=mas_grpo"), None),
+    ],
+)
+def test_success_that_is_the_best_candidates_is_named(
+    compose: Any, caplog: pytest.LogCaptureFixture, overrides: tuple[str, ...], key: str | None
+) -> None:
+    check_run(compose("plan_path_cpu", *overrides))
+    warned = [message for message in caplog.messages if "go on from the best candidate" in message]
+    assert len(warned) == (key is not None) and all(message.startswith(f"at_grpo.{key}: ") for message in warned)
+
+
 def test_verls_switch_holds_for_parts(compose: Any) -> None:
     settings = settings_of(compose, "at_grpo.parts={walk: {estimator: grpo}, search: {estimator: rloo}}")
     specs = {"": settings.estimator_spec(False), **settings.estimator_spec(False).parts}

@@ -75,12 +75,21 @@ def test_without_a_mixture_all_rows_are_of_one_environment() -> None:
 
 
 def test_advantages_that_are_alike_stay() -> None:
-    kept = by_task(torch.tensor([0.5, 0.5, 0.0]).double(), torch.tensor([4, 4, 9]), torch.ones(3).double(), 1e-6)
-    assert kept.tolist() == [0.5, 0.5, 0.0]
-    half = torch.tensor([-0.5, 0.5]).double()
-    assert by_task(half, torch.tensor([1, 1]), torch.ones(2).double(), 1.0).tolist() == pytest.approx([-1 / 3, 1 / 3])
+    tasks, one = torch.tensor([4, 4, 9]), torch.ones(3).double()
+    assert by_task(torch.tensor([0.5, 0.5, 0.0]).double(), tasks, tasks, one, 1e-6).tolist() == [0.5, 0.5, 0.0]
+    half, tasks = torch.tensor([-0.5, 0.5]).double(), torch.tensor([1, 1])
+    assert by_task(half, tasks, tasks, one[:2], 1.0).tolist() == pytest.approx([-1 / 3, 1 / 3])
     nothing = torch.tensor([], dtype=torch.float64)
-    assert by_task(nothing, nothing.long(), nothing, 1e-6).tolist() == []
+    assert by_task(nothing, nothing.long(), nothing.long(), nothing, 1e-6).tolist() == []
+
+
+@pytest.mark.parametrize("preset", ["at_grpo", "dr_mas"])
+def test_a_reward_at_the_mean_of_its_group_stays_between_the_others(preset: str) -> None:
+    """A draw among a win and a loss: with a mean of tokens other than 0 all three move alike."""
+    made = rows(("t", "game.x", [(-1.0, 1), (0.0, 1), (1.0, 6)]), ("u", "game.o", [(2.0, 50), (2.0, 50)]))
+    loss, draw, win, *alike = advantages({"preset": preset, "by_task": "tokens"}, made)
+    assert loss < draw < win and draw == pytest.approx((loss + win) / 2, abs=1e-5) and draw != 0
+    assert alike == [0, 0]
 
 
 def test_scale_of_an_environment_does_not_matter() -> None:

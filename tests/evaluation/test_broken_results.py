@@ -79,6 +79,7 @@ def test_an_evaluation_does_not_continue_a_broken_file(
         (1, ("settings",), []),
         (1, ("settings",), ...),
         (1, ("made_by",), "me"),
+        (1, ("made_by", "data_sets"), {"walk": -1}),
         (2, ("task",), "0"),
         (2, ("task",), -1),
         (2, ("task",), 1.5),

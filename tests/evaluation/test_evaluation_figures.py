@@ -227,6 +227,17 @@ def test_a_paired_difference_by_hand() -> None:
     assert "+25.0 points" in comparison_table(found, "a", "b")
 
 
+def test_data_sets_and_parts_are_compared_each() -> None:
+    """By the first's numbers of tasks; the second has the tasks in another order, and not those of the last set."""
+    first = [row(task, 0, task < 2, fingerprint=name) for task, name in enumerate("abcde")]
+    second = [row(task, 0, name != "a", fingerprint=name) for task, name in enumerate("dcab")]
+    found = compare(first, second, {"walk": 2, "search": 2, "rest": 1}, common_only=True)
+    one, other, difference = found.by_data_set["walk"]
+    assert (one, other, difference.value) == (1.0, 0.5, -0.5)
+    assert found.by_data_set["search"][:2] == (0.0, 1.0) and list(found.by_data_set) == ["walk", "search"]
+    assert re.search(r"^  walk +100\.0%, 50\.0%: -50\.0 points  \[", comparison_table(found, "x", "y"), re.MULTILINE)
+
+
 def test_pairing_removes_the_variance_between_tasks() -> None:
     hard_and_easy = [[1] * 4] * 30 + [[0, 0, 0, 1]] * 30
     better = [[1] * 4] * 30 + [[0, 0, 1, 1]] * 30

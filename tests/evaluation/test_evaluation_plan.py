@@ -341,7 +341,7 @@ def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: p
     options = plans.Options("plan_path_cpu", tasks=2, policies=["shared=big@http://h/v1"])
     plan = plans.make(options)
     for name, second in (("a.jsonl", False), ("b.jsonl", True), ("c.jsonl", None)):
-        with ResultFile(tmp_path / name, plan.header, {}) as results:
+        with ResultFile(tmp_path / name, plan.header, {"data_sets": {"easy": 1, "hard": 1}}) as results:
             for task, success in enumerate((True, second)):
                 usage = {"planner": AgentUsage("shared", 1, 50, 10, 0)}
                 found = (
@@ -349,7 +349,8 @@ def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: p
                 )
                 results.add(EpisodeRow(task, found, 0, 0, bool(success), 1.0, {}, 1, 1, usage, None, 0.1))
     assert "avg@1                                50.0%" in command.evaluate(options, tmp_path / "a.jsonl")
-    assert "+50.0 points" in command.compare(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    compared = command.compare(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert "+50.0 points" in compared and "0.0%, 100.0%: +100.0 points" in compared
     with pytest.raises(ValueError, match="pass@2 needs"):
         command.evaluate(options, tmp_path / "a.jsonl", ks=[2])
     with pytest.raises(ValueError, match=r"c\.jsonl: task 1 has changed since its episodes were played: name another"):

@@ -226,6 +226,15 @@ def follow(progress: AgentProgress, tags: list[dict[str, Any]]) -> dict[str, flo
     return progress.metrics(tags, rows_with_signal(tags, PRESETS["at_grpo"]))
 
 
+def test_parts_of_a_mixture_have_their_own_ends() -> None:
+    parts = {"t0": "walk", "t1": "search"}
+    tags = [{**one, "agent": f"{parts[one['group'][:2]]}.{one['agent']}"} for one in tags_of(SOLVED, FAILED)]
+    metrics = metrics_of(tags)
+    assert (metrics["part/walk/success"], metrics["part/search/success"], metrics["team/success"]) == (1.0, 0.0, 0.5)
+    assert metrics["part/walk/episodes"] == 1 and metrics["part/walk/episode_reward"] != metrics["team/episode_reward"]
+    assert not any(key.startswith("part/") for key in metrics_of(tags_of(SOLVED, FAILED)))
+
+
 def test_step_metrics_by_hand() -> None:
     metrics = metrics_of(tags_of(SOLVED, FAILED))
     assert metrics["team/episodes"] == 2

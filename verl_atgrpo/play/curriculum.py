@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of
-from verl_atgrpo.play.nested import Nested, Shares, make_inner
+from verl_atgrpo.play.nested import Nested, Shares, make_inner, row_at
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
 
@@ -89,8 +89,9 @@ class Curriculum(Nested):
     def task(self, split: Split, index: int) -> LevelTask:
         """Returns a task of the level that a training index names, or of the last level."""
         level, place = (len(self.levels) - 1, index) if split == "val" else self.place(index)
-        size = tasks_of(self.levels[level], split)
-        return LevelTask(level, self.levels[level].task(split, place if size is None else place % size))
+        if split == "train" and (size := tasks_of(self.levels[level], split)) is not None:
+            place = row_at(place, size)
+        return LevelTask(level, self.levels[level].task(split, place))
 
     @property
     def environments(self) -> Sequence[Environment]:
@@ -101,8 +102,11 @@ class Curriculum(Nested):
         return self.levels[task.level]
 
     def num_tasks(self, split: Split) -> int | None:
-        """Returns the validation tasks of the last level; training goes on without end."""
-        return tasks_of(self.levels[-1], "val") if split == "val" else None
+        """Returns the last level's for validation; for training as many as have all of each level, None for no end."""
+        if split == "val":
+            return tasks_of(self.levels[-1], "val")
+        sizes = [tasks_of(level, "train") for level in self.levels]
+        return None if None in sizes else len(sizes) * max(size for size in sizes if size)
 
     def data_sets(self, split: Split) -> Mapping[str, int]:
         """Returns the last level's for validation."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of
-from verl_atgrpo.play.nested import Nested, Shares, make_inner
+from verl_atgrpo.play.nested import Nested, Shares, make_inner, row_at
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
 
@@ -98,7 +98,7 @@ class Mixture(Nested):
             self._counts[part.name] += 1
         part, before = self._order[index]
         size = tasks_of(part.environment, "train")
-        return part, before if size is None else before % size
+        return part, before if size is None else row_at(before, size)
 
     def part_of(self, split: Split, index: int) -> str:
         """Returns the name of a task's part."""
@@ -134,8 +134,13 @@ class Mixture(Nested):
         return [f"{task.part}.{agent}" for agent in super().opponents(task)]
 
     def num_tasks(self, split: Split) -> int | None:
-        """Returns the validation tasks of all parts; training goes on without end, through a part's data again."""
-        return sum(part.val_tasks for part in self.parts.values()) if split == "val" else None
+        """Returns the tasks of all parts; for training as many as have each part's data once, None for no end."""
+        if split == "val":
+            return sum(part.val_tasks for part in self.parts.values())
+        trained = [part for part in self.parts.values() if part.weight]
+        sizes, total = [tasks_of(part.environment, "train") for part in trained], sum(part.weight for part in trained)
+        needed = [math.ceil(size * total / part.weight) for size, part in zip(sizes, trained, strict=True) if size]
+        return None if None in sizes else max(needed)
 
     def data_sets(self, split: Split) -> Mapping[str, int]:
         """Returns the parts, or a part's data sets as `<part>.<data set>`, with their validation tasks."""
@@ -173,6 +178,14 @@ class PartTeam:
     def __getitem__(self, name: str) -> Any:
         return self._team[self._names[name]]
 
+    def policy_name(self, agent: str) -> str:
+        """Returns the name of the policy that answers for an agent of the part."""
+        return self._team.policy_name(self._names[agent])
+
+    def sampling_of(self, agent: str) -> Any:
+        """Returns how an agent of the part is sampled."""
+        return self._team.sampling_of(self._names[agent])
+
     def serve(
         self, score: CallScore | None = None, *, agents: Sequence[str] | None = None, **limits: Any
     ) -> AbstractAsyncContextManager[Mapping[str, Endpoint]]:
@@ -207,6 +220,6 @@ def _part(name: str, options: Mapping[str, Any]) -> Part:
     chosen = options.get("name", name)
     if not isinstance(chosen, str):
         raise EnvironmentConfigError(f"{key}.name={chosen!r}: the name of an environment")
-    environment = make_inner(chosen, own, key)
+    environment = make_inner(chosen, own, key, trained=weight > 0)
     available = tasks_of(environment, "val")
     return Part(name, environment, float(weight), most if available is None else min(most, available))

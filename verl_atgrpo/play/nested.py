@@ -9,7 +9,7 @@ from typing import Any
 
 from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment, RowDefect
-from verl_atgrpo.play.environment_check import check_declared
+from verl_atgrpo.play.environment_check import check_declared, tasks_of
 from verl_atgrpo.play.types import EnvironmentConfigError
 
 
@@ -67,11 +67,22 @@ class Shares:
         return chosen
 
 
-def make_inner(name: str, options: Mapping[str, object], key: str) -> Environment:
+def row_at(place: int, size: int) -> int:
+    """Returns the row of a data set that is the `place`-th training task: each once, then all again.
+
+    Not in the order of the file, which may be sorted: steps of about .62 of the file reach all parts of it early.
+    """
+    step = int(0.618 * size)
+    while math.gcd(step, size) != 1:
+        step += 1
+    return place * step % size
+
+
+def make_inner(name: str, options: Mapping[str, object], key: str, trained: bool = True) -> Environment:
     """Returns an environment that another one consists of; `key` is its place in the recipe, for messages.
 
-    Raises EnvironmentConfigError as `registry.make` and `check_declared`, or if it orders its own tasks: the order is
-    that of the outer one.
+    Raises EnvironmentConfigError as `registry.make` and `check_declared`, if it orders its own tasks (the order is
+    that of the outer one), or if it is `trained` and has no tasks for it.
     """
     try:
         made = registry.make(name, **options)
@@ -83,5 +94,9 @@ def make_inner(name: str, options: Mapping[str, object], key: str) -> Environmen
         raise EnvironmentConfigError(
             f"{key}.name={name!r} orders its tasks itself, which has no effect within another environment; name "
             "one of its environments"
+        )
+    if trained and tasks_of(made, "train") == 0:
+        raise EnvironmentConfigError(
+            f"{key}: {name!r} has no training tasks with these options; change or remove them"
         )
     return made

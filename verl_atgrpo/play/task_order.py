@@ -30,9 +30,9 @@ class HalfSolvedFirst:
         """All tasks in the order in which they are tried."""
         self._tried = self._submitted = 0
         """Numbers of tasks: tried ones, and submissions."""
-        self._results: dict[int, tuple[float, float]] = {}
-        """Task -> solved and failed episodes, the older the less."""
-        self._in_flight: set[int] = set()
+        self._results = np.zeros((tasks, 2))
+        """Solved and failed episodes of each task, the older the less."""
+        self._in_flight = np.zeros(tasks, dtype=bool)
         self._chances: list[float] = []
         """Of the tried tasks chosen since the last call of `metrics`: their mean success so far."""
 
@@ -45,33 +45,34 @@ class HalfSolvedFirst:
             # Where all tasks are in flight, they come again in the same order.
             task = int(self._new[(self._tried if new else self._submitted) % len(self._new)])
             self._tried += new
-        self._in_flight.add(task)
+        self._in_flight[task] = True
         return task
 
     def _half_solved(self) -> int | None:
-        free = [task for task in self._results if task not in self._in_flight]
-        if not free:
+        tried = self._new[: self._tried]
+        free = tried[~self._in_flight[tried]]
+        if not len(free):
             return None
-        solved, failed = np.array([self._results[task] for task in free]).T
+        solved, failed = self._results[free].T
         rng = np.random.default_rng(stable_hash(self._seed, "half solved", self._submitted))
         chosen = int(np.argmin(np.abs(rng.beta(1 + solved, 1 + failed) - 0.5)))
         self._chances.append(float((1 + solved[chosen]) / (2 + solved[chosen] + failed[chosen])))
-        return free[chosen]
+        return int(free[chosen])
 
     def set_in_flight(self, tasks: Iterable[int]) -> None:
         """Says which tasks are being played; others whose episodes failed are free again."""
-        self._in_flight = set(tasks)
+        self._in_flight[:] = False
+        self._in_flight[list(tasks)] = True
 
     def learn(self, results: Iterable[tuple[int, bool]]) -> None:
         """Adds the results of a step's episodes: tasks, and whether they were solved."""
         for task, success in results:
-            self._in_flight.discard(task)
-            solved, failed = self._results.get(task, (0.0, 0.0))
-            self._results[task] = _KEPT * solved + success, _KEPT * failed + (not success)
+            self._in_flight[task] = False
+            self._results[task] = _KEPT * self._results[task] + (success, not success)
 
     def metrics(self) -> dict[str, float]:
         """Returns the share of tasks with results, and the success so far of those chosen since the last call."""
-        found = {"tasks/tried_share": len(self._results) / len(self._new)}
+        found = {"tasks/tried_share": float(self._results.any(axis=1).mean())}
         if self._chances:
             found["tasks/expected_success"] = float(np.mean(self._chances))
         self._chances = []
@@ -81,7 +82,9 @@ class HalfSolvedFirst:
         """Returns what a checkpoint needs."""
         return {
             "tasks": len(self._new),
-            "results": dict(self._results),
+            "results": {
+                task: tuple(self._results[task].tolist()) for task in self._results.any(axis=1).nonzero()[0].tolist()
+            },
             "tried": self._tried,
             "submitted": self._submitted,
         }
@@ -93,4 +96,7 @@ class HalfSolvedFirst:
                 f"at_grpo.task_order=half_solved: the checkpoint has no such order of {len(self._new)} training "
                 "tasks; use the one that it was saved with, or set trainer.resume_mode=disable"
             )
-        self._results, self._tried, self._submitted = dict(state["results"]), state["tried"], state["submitted"]
+        self._results[:] = 0
+        for task, found in state["results"].items():
+            self._results[task] = found
+        self._tried, self._submitted = state["tried"], state["submitted"]

@@ -48,7 +48,8 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
     per_task = len(plan.seeds) * plan.episodes
     for k in ks or ():
         figures.pass_at_k(per_task, 0, k)
-    with ResultFile(out, plan.header, {"overrides": list(options.overrides)}) as results:
+    data_sets = plan.environment.data_sets("val")
+    with ResultFile(out, plan.header, {"overrides": list(options.overrides), "data_sets": dict(data_sets)}) as results:
         todo = pending(keys, results.rows)
         try:
             check_tasks(plan.environment, [results.rows[key] for key in set(keys).difference(todo)])
@@ -65,7 +66,7 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
                 f"{out}: all {len(rows)} episodes failed ({reasons}), so there are no figures; the same command "
                 f"retries them. The last failure: {failed[-1].message}"
             )
-        table = figures.figures_table(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
+        table = figures.figures_table(figures.figures(rows, ks, data_sets))
         return f"{table}\n{figures.games(rows, str(options.versus), plan.versus.values())}" if plan.versus else table
 
 
@@ -143,12 +144,13 @@ def compare(first: Path, second: Path, *, common_only: bool = False) -> str:
 
     Raises FileError for what is no result file, or has no episodes, and as `figures.compare`.
     """
-    rows = [list(read(path).rows.values()) for path in (first, second)]
+    results = [read(path) for path in (first, second)]
+    rows = [list(one.rows.values()) for one in results]
     for path, mine in zip((first, second), rows, strict=True):
         if not mine:
             raise FileError(f"{path} has no episodes: name a file that verl-atgrpo eval has finished")
     try:
-        comparison = figures.compare(rows[0], rows[1], common_only=common_only)
+        comparison = figures.compare(rows[0], rows[1], results[0].data_sets, common_only=common_only)
     except ValueError as error:
         raise ValueError(f"{first}, {second}: {error}") from None
     return figures.comparison_table(comparison, str(first), str(second))

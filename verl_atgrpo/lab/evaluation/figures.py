@@ -173,13 +173,21 @@ class Comparison:
     worse: int
     equal: int
     """Number of tasks on which the second's mean success is higher, lower, equal."""
+    by_data_set: dict[str, tuple[float, float, Estimate]]
+    """Data set, or part of a mixture -> both means and their difference."""
 
 
-def compare(first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common_only: bool = False) -> Comparison:
+def compare(
+    first: Iterable[EpisodeRow],
+    second: Iterable[EpisodeRow],
+    data_sets: Mapping[str, int] | None = None,
+    *,
+    common_only: bool = False,
+) -> Comparison:
     """Returns the comparison of two evaluations on the same tasks, matched by fingerprint.
 
-    Their episodes per task may differ. Raises ValueError if there is no common task, or if the tasks differ without
-    `common_only`, which compares on the common ones.
+    Their episodes per task may differ. `data_sets` (name -> number of tasks) are the first's. Raises ValueError if
+    there is no common task, or if the tasks differ without `common_only`, which compares on the common ones.
     """
     a, b = _success_by_problem(first), _success_by_problem(second)
     common = sorted(a.keys() & b.keys())
@@ -191,8 +199,14 @@ def compare(first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common
             f"the tasks are not the same: {len(common)} are common, {left_out[0]} in the first only, {left_out[1]} in "
             "the second only; compare on the common ones with --common"
         )
-    pairs = np.array([[a[problem], b[problem]] for problem in common])
+    pairs = np.array([[a[problem][1], b[problem][1]] for problem in common])
     gains = pairs[:, 1] - pairs[:, 0]
+    places, end, by_data_set = np.array([a[problem][0] for problem in common]), 0, {}
+    for name, size in (data_sets or {}).items():
+        mine = (places >= end) & (places < end + size)
+        end += size
+        if mine.any():
+            by_data_set[name] = (*map(float, pairs[mine].mean(axis=0)), _mean(gains[mine], low=-1.0))
     return Comparison(
         tasks=len(common),
         left_out=left_out,
@@ -202,16 +216,17 @@ def compare(first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common
         better=int((gains > 0).sum()),
         worse=int((gains < 0).sum()),
         equal=int((gains == 0).sum()),
+        by_data_set=by_data_set,
     )
 
 
-def _success_by_problem(rows: Iterable[EpisodeRow]) -> Mapping[tuple[str, int], float]:
-    """Returns (fingerprint, number of earlier tasks with it) -> mean success: a data set may repeat a problem."""
+def _success_by_problem(rows: Iterable[EpisodeRow]) -> Mapping[tuple[str, int], tuple[int, float]]:
+    """Returns (fingerprint, number of earlier tasks with it) -> task, mean success: problems may repeat."""
     seen: Counter[str] = Counter()
     found = {}
-    for mine in by_task(rows).values():
+    for task, mine in by_task(rows).items():
         fingerprint = mine[0].fingerprint
-        found[fingerprint, seen[fingerprint]] = float(np.mean([row.success for row in mine]))
+        found[fingerprint, seen[fingerprint]] = task, float(np.mean([row.success for row in mine]))
         seen[fingerprint] += 1
     return found
 
@@ -245,18 +260,26 @@ def figures_table(figures: Figures) -> str:
 
 def comparison_table(comparison: Comparison, first: str, second: str) -> str:
     """Returns the comparison of the files `first` and `second` as text, one figure per line."""
-    difference, (left, right) = comparison.difference, comparison.left_out
-    low, high = 100 * difference.low, 100 * difference.high
+    left, right = comparison.left_out
     lines = [
         ("tasks", f"{comparison.tasks} in both; interval: {LEVEL:.0%}, paired by task"),
         (first, f"{comparison.first:.1%}"),
         (second, f"{comparison.second:.1%}"),
-        ("difference", f"{100 * difference.value:+.1f} points  [{low:+.1f}, {high:+.1f}]"),
+        ("difference", _points(comparison.difference)),
+        *(
+            (f"  {name}", f"{one:.1%}, {other:.1%}: {_points(difference)}")
+            for name, (one, other, difference) in comparison.by_data_set.items()
+        ),
         ("tasks better, worse, equal", f"{comparison.better}, {comparison.worse}, {comparison.equal}"),
     ]
     if left or right:
         lines.append(("tasks left out", f"{left} of the first, {right} of the second"))
     return _table(lines)
+
+
+def _points(difference: Estimate) -> str:
+    low, high = 100 * difference.low, 100 * difference.high
+    return f"{100 * difference.value:+.1f} points  [{low:+.1f}, {high:+.1f}]"
 
 
 def _share(estimate: Estimate) -> str:

@@ -103,9 +103,13 @@ class EpisodeRow:
         return sum(agent.prompt_tokens for agent in self.agents.values())
 
 
+class _MadeBy(BaseModel):
+    data_sets: dict[str, Whole] = {}
+
+
 class _Header(BaseModel):
     settings: dict[str, Any]
-    made_by: dict[str, Any]
+    made_by: _MadeBy
 
 
 _HEADER, _ROW = TypeAdapter(_Header), TypeAdapter(EpisodeRow)
@@ -119,6 +123,8 @@ class Results:
     """Everything that the distribution of episodes depends on."""
     rows: dict[EpisodeKey, EpisodeRow] = field(default_factory=dict)
     """The last line of every episode; failed ones may have been retried."""
+    data_sets: dict[str, int] = field(default_factory=dict)
+    """Data set, or part of a mixture -> its number of tasks, in their order."""
 
 
 def read(path: Path) -> Results:
@@ -134,7 +140,8 @@ def read(path: Path) -> Results:
     results = Results({})
     for number, line in lines(path, MAX_BYTES):
         if number == 1:
-            results = Results(parse(line, _HEADER, "the settings of an evaluation", path, number).settings)
+            header = parse(line, _HEADER, "the settings of an evaluation", path, number)
+            results = Results(header.settings, data_sets=header.made_by.data_sets)
         else:
             row = parse(line, _ROW, "an episode of an evaluation", path, number)
             results.rows[row.key] = row

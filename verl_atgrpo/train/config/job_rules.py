@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_atgrpo.play import contamination, data_check
+from verl_atgrpo.play.curriculum import Curriculum
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.types import Split, names_of
@@ -363,6 +364,19 @@ def _warn_of_unplayed_sets(job: Job) -> None:
             before += size
 
 
+def _warn_of_best_of_k(job: Job) -> None:
+    """Logs that tasks are chosen by success which is not the policy's."""
+    settings, key = job.settings, "environment" if isinstance(job.env, Curriculum) else "task_order"
+    if not isinstance(job.env, Curriculum) and settings.task_order == "shuffled":
+        return
+    if settings.scheme == "tree" and settings.selection == "greedy":
+        logger.warning(
+            "at_grpo.%s: tasks follow the success of training's episodes, which go on from the best candidate and are "
+            "solved far more often than the policy's own; set at_grpo.selection=first to follow the policy's",
+            key,
+        )
+
+
 def of_tasks(job: Job) -> Iterator[str]:
     """Fewer training tasks than a step plays, or none to validate on."""
     settings, batch, tasks = job.settings, job.data.train_batch_size, job.tasks
@@ -382,6 +396,7 @@ def of_tasks(job: Job) -> Iterator[str]:
             "be left out; raise it, or lower val_tasks of parts"
         )
     _warn_of_unplayed_sets(job)
+    _warn_of_best_of_k(job)
     most = settings.group_filter.max_tasks if settings.group_filter else None
     key = f"at_grpo.group_filter.max_tasks={most}"
     if most is not None and most <= batch:

@@ -166,7 +166,7 @@ class Opponents(Section):
     """Weight of the policy's past selves together; the policy needs `base` and `lora`."""
     others: dict[Name, Weight] = {}
     """Weights of further policies."""
-    size: Annotated[int, Ge(1), Le(64)] = 4
+    size: Annotated[int, Ge(1), Le(64)] = 8
     """Most past selves. The one that is beaten most often makes room for the next."""
     every: Count = 5
     """Training steps between two past selves; the first is the policy before training."""

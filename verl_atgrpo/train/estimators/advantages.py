@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verl_atgrpo.train.estimators import agentrl, dr_mas, gigpo, grpo, m_grpo, mas_grpo
-from verl_atgrpo.train.estimators.labels import parts_of, row_ids, rows_of_agent
+from verl_atgrpo.train.estimators.labels import factorise, parts_of, row_ids, rows_of_agent
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 
@@ -22,7 +22,8 @@ def team_advantages(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: Es
         return result
     tokens = [row["response_len"] if spec.by_task == "tokens" else 1 for row in rows]
     weights = torch.tensor(tokens, dtype=torch.float64)
-    return agentrl.by_task(result.double(), parts_of(rows, spec), weights, spec.eps).to(result.dtype)
+    groups = factorise([row["group"] if "group" in spec.scopes else (row["group"], row["agent"]) for row in rows])[0]
+    return agentrl.by_task(result.double(), parts_of(rows, spec), groups, weights, spec.eps).to(result.dtype)
 
 
 def _by_part(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> Tensor:

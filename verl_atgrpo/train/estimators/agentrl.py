@@ -2,8 +2,8 @@
 
     A' = (A - mean(A)) / (std(A) + eps)          over all tokens of an environment's rows in the update
 
-It follows another formula, `by_task` says over what: `tokens`, as in the paper, or `rows`. A row without signal
-(advantage 0) has none afterwards either, and does not count.
+It follows another formula, `by_task` says over what: `tokens`, as in the paper, or `rows`. Other than in the paper
+rows of a group without signal (advantages 0) do not count, and have none afterwards either.
 
 Source: arXiv 2510.04206, task advantage normalisation.
 """
@@ -12,14 +12,17 @@ from verl_atgrpo.train.estimators.arithmetic import dense, group_sum
 from verl_atgrpo.train.estimators.spec import Tensor
 
 
-def by_task(advantages: Tensor, tasks: Tensor, weights: Tensor, eps: float) -> Tensor:
+def by_task(advantages: Tensor, tasks: Tensor, groups: Tensor, weights: Tensor, eps: float) -> Tensor:
     """Returns advantages standardised within each environment: (N,) float64 -> (N,).
 
-    Shapes: advantages (N,) float64; tasks (N,) int64, any integers, the rows' environments; weights (N,) float64 above
-    0, how often a row counts. An environment whose advantages are all alike keeps them.
+    Shapes: advantages (N,) float64; tasks and groups (N,) int64, any integers, the rows' environments and those that
+    they were compared in; weights (N,) float64 above 0, how often a row counts. An environment whose advantages
+    are all alike keeps them.
     """
     task, total = dense(tasks)
-    signal = advantages != 0
+    group, number = dense(groups)
+    # Of the group, not of the row: one in the middle has advantage 0, too, and stays between the others.
+    signal = group_sum((advantages != 0).double(), group, number)[group] > 0
     counted = weights * signal
     size = group_sum(counted, task, total)
     deviation = advantages - (group_sum(counted * advantages, task, total) / size)[task]

@@ -29,7 +29,7 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
 
     Computes the advantages as the policy's update does, so a group of equal rewards counts if the estimator does not
     centre. Dropping a group leaves the others' advantages unchanged: `by_task`, the only statistic over several
-    groups, leaves out rows without signal.
+    groups, leaves out groups without signal.
     """
     every = list(rows)
     signal: dict[Group, bool] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -88,20 +88,36 @@ def step_metrics(rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
     """
     columns = _Columns(rows, signal)
     episodes = {tags["episode"]: tags for tags in rows}.values()
+    parts: dict[str, list[Tags]] = defaultdict(list)
+    for tags in episodes:
+        parts[tags["agent"].rpartition(".")[0]].append(tags)
     agents = [tags["agent"] for tags in rows]
     agent_of_row, names = factorise(agents)
     turn_of_row, prefixes = factorise([f"agent/{tags['agent']}/turn_{tags['turn']}" for tags in rows])
     of_frozen = (~columns.trained).long()
     return {
-        "team/episodes": float(len(episodes)),
-        "team/success": fmean(tags["episode_success"] for tags in episodes),
-        "team/episode_reward": fmean(tags["episode_reward"] for tags in episodes),
+        **_ends("team", episodes),
+        **{
+            key: value
+            for part, theirs in parts.items()
+            if part
+            for key, value in _ends(f"part/{part}", theirs).items()
+        },
         "team/rows_per_episode": len(rows) / len(episodes),
         "team/zero_variance_groups": columns.without_signal(of_frozen, 2)[0].item(),
         **columns.by(agent_of_row, [f"agent/{agent}" for agent in names]),
         **columns.by(turn_of_row, [str(prefix) for prefix in prefixes]),
         **{f"agent/{agent}/inflation_factor": one for agent, one in inflation_factors(columns.reward, agents).items()},
         **_entropies(rows),
+    }
+
+
+def _ends(prefix: str, episodes: Collection[Tags]) -> dict[str, float]:
+    """Returns how many episodes of a team, or of a part of a mixture, ended how."""
+    return {
+        f"{prefix}/episodes": float(len(episodes)),
+        f"{prefix}/success": fmean(tags["episode_success"] for tags in episodes),
+        f"{prefix}/episode_reward": fmean(tags["episode_reward"] for tags in episodes),
     }
 
 
