@@ -21,7 +21,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/train/config": 3_340,
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_180,
-    "verl_atgrpo/lab/evaluation": 1_450,
+    "verl_atgrpo/lab/evaluation": 1_490,
     "verl_atgrpo/play": 4_850,
     "verl_atgrpo/train/engine": 1_080,
     "verl_atgrpo/lab/report": 700,
@@ -31,11 +31,11 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/sandbox": 1_290,
     "verl_atgrpo/train/serving": 1_780,
     "verl_atgrpo/lab/tiny_models": 690,
-    "verl_atgrpo/train/trainer": 2_790,
-    "environments": 9_560,
+    "verl_atgrpo/train/trainer": 2_800,
+    "environments": 9_600,
     "recipes": 1_090,
     "benchmarks": 5_290,
-    "tests": 46_560,
+    "tests": 46_640,
     "docs": 30_000,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

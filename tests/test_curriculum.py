@@ -44,9 +44,17 @@ class Count(Environment):
         return Outcome(success=reply.text == str(task[0]))
 
 
+class Nested(Count):
+    """The same with an option that is a section."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        self.data = data
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY, "count": Count})
+    monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY, "count": Count, "nested": Nested})
 
 
 def curriculum(sizes: Sequence[int] = (1, 2, 3), **options: Any) -> Curriculum:
@@ -173,6 +181,23 @@ def test_levels_without_end_have_tasks_of_their_own() -> None:
     tasks = [made.task("train", index) for index in (0, 1, 4000)]
     assert [one.task.size for one in tasks] == [4, 5, 4]
     assert made.num_tasks("val") is None
+
+
+def test_options_that_are_sections_are_merged() -> None:
+    made = make(
+        "curriculum",
+        of={"name": "nested", "data": {"path": "p", "where": {"a": 1}}},
+        levels=[
+            {"data": {"where": {"level": 1}}},
+            {"data": {"path": "q"}},
+            {"data": None},
+        ],
+    )
+    assert [level.data for level in made.levels] == [
+        {"path": "p", "where": {"a": 1, "level": 1}},
+        {"path": "q", "where": {"a": 1}},
+        None,
+    ]
 
 
 def test_a_level_that_has_a_validation_task_is_found() -> None:

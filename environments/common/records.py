@@ -27,7 +27,7 @@ _RECORD: TypeAdapter[Record] = TypeAdapter(dict[str, Any])
 _ROWS: TypeAdapter[list[Record]] = TypeAdapter(list[dict[str, Any]])
 _LONGEST = 256 << 20
 """Most bytes of a row as JSON, which may have megabytes of tests, and of a file that is one list."""
-_KEYS = ("path", "columns", "split", "subset")
+_KEYS = ("path", "columns", "where", "split", "subset")
 _JSON, _TABLE = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
 _HUB_FILE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<file>.+)")
 
@@ -39,7 +39,8 @@ def read_records(
 
     Args:
         source: the option's value in the recipe: a mapping with `path`, optionally `columns` (our name -> the data
-            set's; `reward_model.ground_truth` is a key of the mappings in the column `reward_model`), and for a data
+            set's; `reward_model.ground_truth` is a key of the mappings in the column `reward_model`), `where` (the
+            data set's name for a column -> the value, or a list of values, of the rows that are read), and for a data
             set of the hub `split` and `subset`. The path is a file `.jsonl`, `.json` (JSON lines, or one list of
             rows), either of them with `.gz`, or `.parquet`; or such a file on the hub,
             `hf://datasets/<owner>/<data set>/<file>`, optionally with `@<revision>` after the data set; or the name
@@ -49,7 +50,7 @@ def read_records(
         optional: columns that a data set may lack; their value is then None.
 
     Raises EnvironmentConfigError, on the first row, if the option is malformed, the data cannot be read, or a column
-    is missing.
+    is missing; and at the end if there is no row with the values of `where`.
     """
     if not isinstance(source, Mapping) or not isinstance(source.get("path"), str):
         raise option_error(f"{option}={source!r}: a section with path: <file or data set>")
@@ -60,7 +61,9 @@ def read_records(
     for name in given:
         if name not in columns:
             raise option_error(f"{option}.columns.{name} is not a column here: use {', '.join(columns)}")
-    names, path = {**columns, **given}, source["path"]
+    names, path, chosen = {**columns, **given}, source["path"], source.get("where") or {}
+    if not isinstance(chosen, Mapping):
+        raise option_error(f"{option}.where={chosen!r}: a section, such as {{level: [1, 2]}}")
     try:
         found, rows = _open(source, option)
         if not found:
@@ -76,7 +79,11 @@ def read_records(
         for ours, own in needed.items():
             if own[0] not in found:
                 raise missing(ours, found)
-        wanted = {own[0] for own in parts.values()}
+        kept = {column: _parts(column, found) for column in chosen}
+        for column, own in kept.items():
+            if own[0] not in found:
+                raise option_error(f"{option}.where.{column}: {path!r} has no such column; it has {', '.join(found)}")
+        wanted, some = {own[0] for own in (*parts.values(), *kept.values())}, False
         for number, row in enumerate(rows([name for name in found if name in wanted])):
             if number == 0:
                 for ours, own in needed.items():
@@ -85,7 +92,11 @@ def read_records(
                         if not isinstance(outer, Mapping) or part not in outer:
                             keys = outer if isinstance(outer, Mapping) else {}
                             raise missing(ours, [".".join((*own[:depth], key)) for key in keys] or found)
-            yield {ours: _inner(row, own) for ours, own in parts.items()}
+            if all(_is_one_of(_inner(row, own), chosen[column]) for column, own in kept.items()):
+                some = True
+                yield {ours: _inner(row, own) for ours, own in parts.items()}
+        if not some:
+            raise option_error(f"{option}.where={dict(chosen)}: {path!r} has no row with these values")
     except EnvironmentConfigError:
         raise
     except (OSError, ValueError, EOFError, zlib.error, RuntimeError) as error:  # datasets: RuntimeError for scripts
@@ -97,6 +108,10 @@ def read_records(
 def _parts(name: str, found: Sequence[str]) -> tuple[str, ...]:
     """Returns a column, or with dots, if no column has that name, a column and keys of the mappings in it."""
     return (name,) if name in found else tuple(name.split("."))
+
+
+def _is_one_of(value: object, wanted: object) -> bool:
+    return value in (wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted])
 
 
 def _inner(row: object, parts: Iterable[str]) -> Any:
@@ -115,7 +130,7 @@ def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
     if not isinstance(source, Mapping):
         return {"": (option, source)}
     given = {str(name): section for name, section in source.items() if section is not None}
-    if not any(isinstance(section, Mapping) for name, section in given.items() if name != "columns"):
+    if not any(isinstance(section, Mapping) for name, section in given.items() if name not in ("columns", "where")):
         return {"": (option, given)}
     for name, section in given.items():
         if not isinstance(section, Mapping):

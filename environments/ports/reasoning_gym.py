@@ -7,8 +7,10 @@ import functools
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Le
 
 from verl_atgrpo import Environment, Message, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.limited import LimitedProcess
@@ -64,6 +66,9 @@ class ReasoningGym(Environment):
     """Name of the data set, or `composite`."""
     options: Mapping[str, Any] | None = None
     """Its options; of `composite` a list `datasets` of mappings with name, weight, config."""
+    level: Annotated[int, Ge(0), Le(100)] | None = None
+    """Level of reasoning-gym's own curriculum of the data set, from 0: all that it makes harder, as far as each goes.
+    `options` come before it."""
     max_turns: Turns = 2
     """Most turns of an episode."""
     style: Style = "full"
@@ -74,8 +79,26 @@ class ReasoningGym(Environment):
     def __post_init__(self) -> None:
         check_installed("reasoning_gym", "reasoning-gym", "reasoning-gym")
         self.where = f"dataset={self.dataset!r}"
-        self._options = dict(self.options or {})
+        self._options = {**self._of_level(), **(self.options or {})}
         self._check_dataset()
+
+    def _of_level(self) -> dict[str, Any]:
+        """Returns the data set's options at a level of its curriculum."""
+        from reasoning_gym.factory import create_curriculum, has_curriculum
+
+        if self.level is None:
+            return {}
+        if not has_curriculum(self.dataset):
+            raise option_error(f"level={self.level}: reasoning-gym has no curriculum of {self.dataset!r}; use options")
+        curriculum = create_curriculum(self.dataset)
+        numbers = {name: len(attribute.levels) for name, attribute in curriculum.attributes.items()}
+        if self.level >= max(numbers.values()):
+            highest = max(numbers.values()) - 1
+            raise option_error(f"level={self.level}: the curriculum of {self.dataset!r} ends with level {highest}")
+        for name, number in numbers.items():
+            curriculum.set_attr_level(name, min(self.level, number - 1))
+        found = asdict(curriculum.generate_configuration())
+        return {key: value for key, value in found.items() if key not in ("seed", "size")}
 
     def _check_dataset(self) -> None:
         from reasoning_gym.factory import DATASETS

@@ -59,6 +59,31 @@ def test_sums_keep_the_contract(name: Any, style: str) -> None:
     check_environment(name, {**SUMS, "style": style}, gold=gold(style), tasks=10, episodes=1, bounds=(0, 1))
 
 
+def test_a_level_is_that_of_the_data_sets_own_curriculum() -> None:
+    def terms(**given: Any) -> set[int]:
+        sums = make("reasoning_gym", dataset="chain_sum", **given)
+        return {sums.task("train", index).entry["metadata"]["num_terms"] for index in range(30)}
+
+    assert terms(level=0) == {2} and terms(level=2) == {2, 3, 4}
+    assert terms(level=2, options={"min_terms": 4}) == {4}, "what is said of an option comes before"
+    levels = make(
+        "curriculum", of={"name": "reasoning_gym", "dataset": "chain_sum"}, levels=[{"level": 0}, {"level": 1}]
+    )
+    assert {levels.task("train", 2 * index + 1).task.entry["metadata"]["num_terms"] for index in range(30)} == {2, 3}
+    for options, message in (
+        (
+            {"dataset": "chain_sum", "level": 11},
+            r"^at_grpo\.environment\.level=11: the curriculum of 'chain_sum' ends",
+        ),
+        (
+            {**MIXED, "level": 0},
+            r"^at_grpo\.environment\.level=0: reasoning-gym has no curriculum of 'composite'; use",
+        ),
+    ):
+        with pytest.raises(EnvironmentConfigError, match=message):
+            make("reasoning_gym", **options)
+
+
 @pytest.mark.parametrize("dataset", ["rotate_matrix", "prime_factorization", "syllogism"])
 def test_data_sets_with_partial_scores_or_raising_scorers_keep_it_too(dataset: str) -> None:
     check_environment(

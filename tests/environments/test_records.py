@@ -36,6 +36,30 @@ def test_files_of_every_kind_give_the_same_rows_under_our_names(name: str, tmp_p
     assert list(read_records(source, "train", COLUMNS, optional=["hint"])) == EXPECTED
 
 
+@pytest.mark.parametrize("name", ["sums.jsonl", "sums.parquet"])
+def test_rows_are_chosen_by_the_values_of_a_column(name: str, tmp_path: Path) -> None:
+    """The column may be one that is not read."""
+    source: dict[str, Any] = {"path": write(tmp_path, name), "columns": {"question": "problem"}}
+
+    def read(**where: object) -> list[dict[str, Any]]:
+        return list(read_records({**source, "where": where}, "train", {"question": "question"}))
+
+    assert read(answer="4") == [{"question": "2+2"}]
+    assert read(answer=["2", "4", "8"], problem="1+1") == [{"question": "1+1"}]
+    with pytest.raises(
+        EnvironmentConfigError, match=r"^at_grpo\.environment\.train\.where=\{'answer': 4\}: '.*' has no row"
+    ):
+        read(answer=4)
+    with pytest.raises(
+        EnvironmentConfigError, match=r"^at_grpo\.environment\.train\.where\.level: .* no such column; it has"
+    ):
+        read(level=1)
+    with pytest.raises(
+        EnvironmentConfigError, match=r"^at_grpo\.environment\.train\.where=\['answer'\]: a section, such"
+    ):
+        list(read_records({**source, "where": ["answer"]}, "train", {"question": "question"}))
+
+
 @pytest.mark.parametrize("name", ["list.json", "list.json.gz", "list.jsonl"])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_file_may_be_one_list_of_rows(name: str, indent: int | None, tmp_path: Path) -> None:

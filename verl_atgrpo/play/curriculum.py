@@ -49,7 +49,7 @@ class Curriculum(Nested):
 
         Args:
             of: the environment: its `name` and the options that all levels share.
-            levels: each level's options, from the easiest to the one that is validated.
+            levels: each level's options, merged into those of `of`, from the easiest to the one that is validated.
             lower: success below which the level falls.
             upper: success above which it rises.
             window: episodes at the level, the last ones, whose success counts; a change of level starts anew.
@@ -199,5 +199,11 @@ def _level(number: int, of: Mapping[str, Any], own: Mapping[str, Any]) -> Enviro
         raise EnvironmentConfigError(f"{_KEY}.of={of!r:.200}: an environment, such as {{name: plan_path}}")
     if not isinstance(own, Mapping) or "name" in own:
         raise EnvironmentConfigError(f"{key}={own!r:.200}: options of {of['name']!r}, such as {{size: 4}}")
-    options = {**of, **own}
+    options = _merged(of, own)
     return make_inner(options.pop("name"), options, key)
+
+
+def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options of which those that are mappings on both sides are merged, as in recipes."""
+    both = {key for key, value in own.items() if isinstance(value, Mapping) and isinstance(shared.get(key), Mapping)}
+    return {**shared, **own, **{key: _merged(shared[key], own[key]) for key in both}}
