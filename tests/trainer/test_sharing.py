@@ -17,8 +17,11 @@ from verl.trainer.ppo.v1 import PPOTrainer
 from waiting import HANG
 
 from verl_atgrpo.train.config.schema import EXPANDED, CriticSettings
+from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.rows.step_rows import StepRows
 from verl_atgrpo.train.serving.health import PolicyFailed
-from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, SharingUnit
+from verl_atgrpo.train.trainer.critic_unit import CriticUnit
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, SharingUnit, Update
 from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 
@@ -132,3 +135,29 @@ def test_a_critics_schedule_has_as_many_updates_as_it_makes(monkeypatch: pytest.
     trainer._init_dataloader()
     found = {name: one.actor.optim.total_training_steps for name, one in trainer.config[EXPANDED].items()}
     assert found == {"player": 20, "critic": 120}, "three passes of two optimizer steps each"
+
+
+@pytest.mark.parametrize(("step", "reward"), [(1, 1.0), (2, 1.0), (3, 5.0)])
+def test_a_critic_learns_in_its_warm_up_and_does_not_score(
+    step: int, reward: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score is recorded all the same; from step 3 on it is half of the reward."""
+    asked: list[int] = []
+
+    def train(self: CriticUnit, batch: Batch, global_steps: int) -> Update:
+        asked.append(global_steps)
+        batch.tag(score=[9.0])
+        return Update(Batch(), {"accuracy": 0.5}, {})
+
+    monkeypatch.setattr(CriticUnit, "train", train)
+    critic = CriticUnit.__new__(CriticUnit)
+    critic.name = "critic"
+    trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
+    settings = CriticSettings(policy="critic", warmup=2, weight=0.5)
+    trainer.settings = SimpleNamespace(critic=settings, bases=lambda: {"player": ["player", "critic"]})
+    trainer.units, trainer.global_steps = [critic], step
+    monkeypatch.setattr(AtGrpoTrainer, "concurrent", True)  # nothing is freed in between
+    rows = StepRows(["u_0_0"], [{"reward": 1.0}])
+    rows.of_critic = Batch(["u_0_1"], [{"critic": "u_0_0"}])
+    assert trainer._ask_critic(rows, {}) == {"critic": {"accuracy": 0.5}}
+    assert rows.tags == [{"reward": reward, "critic_score": 9.0, "without_critic": 1.0}] and asked == [step]
