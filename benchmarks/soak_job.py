@@ -26,7 +26,7 @@ from waiting import HANG
 from verl_atgrpo import Environment, EpisodeFailed, Outcome, Score, Team, recipes
 from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.train.chat import Chat
-from verl_atgrpo.train.config.policies import expand_policies, job_of
+from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.rollout.manager import TeamRolloutManager
@@ -225,7 +225,7 @@ class SoakTrainer(AtGrpoTrainer):
         self.tokenizer = self.processor = None  # type: ignore[assignment]
         self._init_dataloader()
         self._init_dump_executor()
-        self.units = [SoakUnit(name, job_of(self.config, name), queue, ledger) for name in POLICIES]
+        self.units = [SoakUnit(name, config_of_policy(self.config, name), queue, ledger) for name in POLICIES]
         self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
         self.checkpoint_manager: Any = SimpleNamespace(sleep_replicas=servers_sleep, update_weights=lambda step: None)
         self.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)

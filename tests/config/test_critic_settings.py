@@ -15,7 +15,7 @@ from fakes.in_process_workers import save_model_folder
 from verl_atgrpo import platform_choice
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.train.config.machine_check import check_models
-from verl_atgrpo.train.config.policies import ADAPTERS, base_of, expand_policies
+from verl_atgrpo.train.config.policies import ADAPTERS, config_of_host, expand_policies
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 
@@ -39,7 +39,7 @@ def test_no_server_has_the_critics_adapter(compose: Any) -> None:
     config = composed(compose)
     settings = AtGrpoConfig.from_config(config)
     expand_policies(config, settings)
-    adapters = base_of(config, settings, "player").actor_rollout_ref.model.lora[ADAPTERS]
+    adapters = config_of_host(config, settings, "player").actor_rollout_ref.model.lora[ADAPTERS]
     assert {name: one.served for name, one in adapters.items()} == {"player": True, "critic": False}
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("verl")
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 
 from verl_atgrpo import Environment, Outcome, Team
-from verl_atgrpo.train.config.policies import ADAPTERS, PAST, base_of, expand_policies
+from verl_atgrpo.train.config.policies import ADAPTERS, PAST, config_of_host, expand_policies
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 
@@ -60,7 +60,7 @@ def checked(compose: Any, *overrides: str) -> Any:
 def test_the_servers_have_room_for_the_adapters_and_the_pool(compose: Any) -> None:
     config, settings = checked(compose, FROZEN, "+at_grpo.opponents.others={judge: 1}", "at_grpo.opponents.size=3")
     expand_policies(config, settings)
-    lora = base_of(config, settings, "player").actor_rollout_ref.model.lora
+    lora = config_of_host(config, settings, "player").actor_rollout_ref.model.lora
     assert (list(lora[ADAPTERS]), lora[PAST]) == (["player", "judge"], 3)
     assert [settings.adapter_number(name) for name in ("player", "judge")] == [1, 2]
     assert [settings.past_number(slot) for slot in (1, 3)] == [3, 5]
@@ -73,7 +73,7 @@ def test_a_policy_without_a_pool_needs_no_room(compose: Any) -> None:
     config, settings = checked(compose, FROZEN, "~at_grpo.opponents", without)
     assert settings.self_played is None
     expand_policies(config, settings)
-    assert base_of(config, settings, "player").actor_rollout_ref.model.lora[PAST] == 0
+    assert config_of_host(config, settings, "player").actor_rollout_ref.model.lora[PAST] == 0
 
 
 def only(section: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.train.config.policies import base_of, expand_policies, job_of
+from verl_atgrpo.train.config.policies import config_of_host, config_of_policy, expand_policies
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, ConfigError
 
@@ -27,7 +27,7 @@ def test_a_block_is_laid_over_the_jobs_section_and_leaves_the_others_alone(compo
         compose,
         "at_grpo.policies={coder: {model: {path: a}, optim: {lr: 3e-6}}, planner: {actor: {clip_ratio_low: 0.1}}}",
     )
-    coder, planner = (job_of(config, name).actor_rollout_ref for name in ("coder", "planner"))
+    coder, planner = (config_of_policy(config, name).actor_rollout_ref for name in ("coder", "planner"))
     assert (coder.model.path, coder.actor.optim.lr, coder.actor.clip_ratio_low) == ("a", 3e-6, 0.2)
     assert (planner.model.path, planner.actor.optim.lr, planner.actor.clip_ratio_low) == ("Qwen/Qwen3-1.7B", 1e-6, 0.1)
     assert config.actor_rollout_ref.model.path == "Qwen/Qwen3-1.7B"
@@ -329,7 +329,7 @@ def test_what_the_workers_of_a_shared_base_are_given(compose: Any) -> None:
     # The first that is trained has the workers; numbers are in the order of the policies.
     assert settings.bases() == {"planner": ["tool_user", "planner"]}
     assert [settings.adapter_number(name) for name in ("tool_user", "planner")] == [1, 2]
-    model = base_of(config, settings, "planner").actor_rollout_ref.model
+    model = config_of_host(config, settings, "planner").actor_rollout_ref.model
     assert model.lora_rank == 16
     frozen, trained = model.lora.adapters.tool_user, model.lora.adapters.planner
     assert not frozen.trainable and trained.trainable
@@ -340,4 +340,4 @@ def test_what_the_workers_of_a_shared_base_are_given(compose: Any) -> None:
     settings = AtGrpoConfig.from_config(plain)
     assert settings.bases() == {name: [name] for name in ("tool_user", "planner")}
     assert settings.adapter_number("planner") is None
-    assert "adapters" not in base_of(plain, settings, "planner").actor_rollout_ref.model.lora
+    assert "adapters" not in config_of_host(plain, settings, "planner").actor_rollout_ref.model.lora

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf, open_dict
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_atgrpo import recipes
-from verl_atgrpo.train.config.policies import expand_policies, job_of
+from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.verl_key_table import KEY_RULES, NEEDED, REFUSED
 from verl_atgrpo.train.config.verl_keys import check_key, check_keys, is_known, rule_of
@@ -181,7 +181,7 @@ def test_a_configuration_passes_as_well_once_verl_has_resolved_it(name: str) -> 
     OmegaConf.resolve(config)
     check_keys(View(config))
     for policy in config.at_grpo.policies or {"shared": None}:
-        check_keys(View(job_of(config, policy)), "a policy")
+        check_keys(View(config_of_policy(config, policy)), "a policy")
 
 
 # ------------------------------------------------------------------ what works reaches its place
@@ -211,7 +211,7 @@ def test_what_works_reaches_the_policys_workers_and_the_trainer() -> None:
     settings = AtGrpoConfig.from_config(config)
     expand_policies(config, AtGrpoConfig.from_config(config))
     wire(config, settings, settings.make_environment())
-    job = job_of(config, "planner")
+    job = config_of_policy(config, "planner")
     for key, value in changed.items():
         assert OmegaConf.select(job, key) == value, key
     sections = job.actor_rollout_ref
@@ -246,7 +246,7 @@ def test_what_works_of_the_model_reaches_verls_model(tmp_path: Path) -> None:
     for key, value in changed.items():
         OmegaConf.update(config, f"actor_rollout_ref.model.{key}", value, merge=False, force_add=True)
     expand_policies(config, AtGrpoConfig.from_config(config))
-    model = omega_conf_to_dataclass(job_of(config, "shared").actor_rollout_ref.model)
+    model = omega_conf_to_dataclass(config_of_policy(config, "shared").actor_rollout_ref.model)
     for key, value in changed.items():
         assert reached(model, key) == plain(value), key
     assert model.tokenizer.chat_template == changed["custom_chat_template"]

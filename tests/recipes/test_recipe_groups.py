@@ -19,7 +19,7 @@ from verl.trainer import main_ppo
 from verl_atgrpo.cpu.platform import SERVER_THREADS, PlatformCPU
 from verl_atgrpo.recipes import compose
 from verl_atgrpo.train.config.job import Job
-from verl_atgrpo.train.config.policies import expand_policies, job_of
+from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.config.view import View
 from verl_atgrpo.train.rollout.episode_rows import training_rows
@@ -98,7 +98,7 @@ def test_a_policy_computes_in_what_its_blocks_say() -> None:
     settings = AtGrpoConfig.from_config(config)
     check_policies(Job(View(config), settings))
     expand_policies(config, settings)
-    found = {name: job_of(config, name).actor_rollout_ref for name in ("navigator", "pacer")}
+    found = {name: config_of_policy(config, name).actor_rollout_ref for name in ("navigator", "pacer")}
     assert {name: one.rollout.dtype for name, one in found.items()} == {"navigator": "float32", "pacer": "bfloat16"}
     precisions = {name: one.actor.fsdp_config.mixed_precision for name, one in found.items()}
     assert {name: one.param_dtype for name, one in precisions.items()} == {"navigator": "fp32", "pacer": "bf16"}

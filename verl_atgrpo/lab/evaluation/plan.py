@@ -26,7 +26,7 @@ from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.job import Job, Policy
 from verl_atgrpo.train.config.job_rules import of_answers, of_assignments, of_sampling
 from verl_atgrpo.train.config.machine_check import check_cpu_prefill
-from verl_atgrpo.train.config.policies import expand_policies, job_of
+from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
 from verl_atgrpo.train.config.policy_rules import of_memory, of_room, of_temperatures
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ValidationAnswers
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types
@@ -237,7 +237,7 @@ def _check_base(key: str, adapter: Adapter, path: str) -> None:
 
 def _player(trained: Policy, source: Source | None) -> Player:
     key, section = trained.key, trained.name
-    job = job_of(trained.job.config, section)
+    job = config_of_policy(trained.job.config, section)
     check_keys(View(job), key)
     policy = job.actor_rollout_ref
     if source is None:

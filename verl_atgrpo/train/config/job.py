@@ -13,7 +13,7 @@ from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.types import names_of
 from verl_atgrpo.train.config.policies import unresolved_job
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, PolicySettings
-from verl_atgrpo.train.config.view import POLICY, View
+from verl_atgrpo.train.config.view import ACTOR, View
 
 SEPARATE = "separate_async"
 
@@ -37,7 +37,7 @@ class Job:
         self.config = view.config
         self.data: Any = self.config.get("data")
         self.trainer: Any = self.config.get("trainer")
-        self.rollout: Any = OmegaConf.select(self.config, f"{POLICY}.rollout")
+        self.rollout: Any = OmegaConf.select(self.config, f"{ACTOR}.rollout")
         self.name = settings.environment["name"]
         """The environment's name in the recipe."""
         self.policies = {name: Policy(self, name, block) for name, block in settings.policy_settings().items()}
@@ -104,7 +104,7 @@ class Policy:
         self.job = job
         self.name = name
         self.settings = settings
-        self.key = f"{SECTION}.policies.{name}" if job.settings.policies else POLICY
+        self.key = f"{SECTION}.policies.{name}" if job.settings.policies else ACTOR
         """The section that messages name for its keys."""
 
     @functools.cached_property

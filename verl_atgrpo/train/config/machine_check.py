@@ -19,10 +19,10 @@ from verl_atgrpo.files import HUB_NAME, folders
 from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.answer_check import check_chats, check_hindsight, check_template_arguments, hindsights
 from verl_atgrpo.train.config.job_rules import loggers
-from verl_atgrpo.train.config.policies import job_of
+from verl_atgrpo.train.config.policies import config_of_policy
 from verl_atgrpo.train.config.policy_rules import of_context
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.train.config.view import POLICY
+from verl_atgrpo.train.config.view import ACTOR
 
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
 """Files of a model that are parsed first: the error of transformers names none of them."""
@@ -51,7 +51,10 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
             "hardware=cpu, or install verl-atgrpo[gpu] on a machine with a GPU (docs/one_gpu.md)"
         )
     policies = {
-        name: (f"{SECTION}.policies.{name}" if settings.policies else POLICY, job_of(config, name).actor_rollout_ref)
+        name: (
+            f"{SECTION}.policies.{name}" if settings.policies else ACTOR,
+            config_of_policy(config, name).actor_rollout_ref,
+        )
         for name in settings.policy_settings()
     }
     for key, policy in policies.values():  # first what needs no model
@@ -86,9 +89,9 @@ def _check_attention(model: DictConfig) -> None:
     if chosen != _FLASH or any(importlib.util.find_spec(name) for name in ("flash_attn", "kernels", "torch_npu")):
         return
     raise ConfigError(
-        f"{POLICY}.model: actors compute attention by {_FLASH}, whose package flash_attn is not installed; use "
-        f"hardware=1_gpu, or set {POLICY}.model.use_remove_padding=false and "
-        f"++{POLICY}.model.override_config.attn_implementation=sdpa"
+        f"{ACTOR}.model: actors compute attention by {_FLASH}, whose package flash_attn is not installed; use "
+        f"hardware=1_gpu, or set {ACTOR}.model.use_remove_padding=false and "
+        f"++{ACTOR}.model.override_config.attn_implementation=sdpa"
     )
 
 
@@ -271,7 +274,7 @@ def return_large_blocks(config: DictConfig, settings: AtGrpoConfig) -> None:
     CPU mode keeps freed memory (`verl_atgrpo.cpu`), which makes tiny models a fifth faster; two policies of SmolLM2
     would fill 24 GB in 20 steps so.
     """
-    models = {job_of(config, name).actor_rollout_ref.model.path for name in settings.policy_settings()}
+    models = {config_of_policy(config, name).actor_rollout_ref.model.path for name in settings.policy_settings()}
     if max(map(_bytes, models)) >= LARGE:
         with open_dict(config):
             variables = {**RETURNED, **(OmegaConf.select(config, _VARIABLES) or {})}

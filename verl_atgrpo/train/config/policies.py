@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo.train.config.schema import EXPANDED, SHARED, AtGrpoConfig, ConfigError, PolicySettings
 from verl_atgrpo.train.config.verl_keys import is_known
-from verl_atgrpo.train.config.view import POLICY
+from verl_atgrpo.train.config.view import ACTOR
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def unresolved_job(config: DictConfig, name: str, settings: PolicySettings) -> D
 
 def _merge(section: DictConfig, block: Mapping[str, Any], where: str) -> None:
     for key, value in block.items():
-        if key not in section and not is_known(f"{POLICY}.{where.split('.', 3)[3]}.{key}"):
+        if key not in section and not is_known(f"{ACTOR}.{where.split('.', 3)[3]}.{key}"):
             raise ConfigError(f"{where}.{key} is not a key of verl's section; it has {', '.join(section)}")
         if isinstance(value, Mapping) and isinstance(section[key], DictConfig) and len(section[key]):
             _merge(section[key], value, f"{where}.{key}")
@@ -75,19 +75,19 @@ def _merge(section: DictConfig, block: Mapping[str, Any], where: str) -> None:
                 section[key] = value
 
 
-def base_of(config: DictConfig, settings: AtGrpoConfig, host: str) -> DictConfig:
+def config_of_host(config: DictConfig, settings: AtGrpoConfig, host: str) -> DictConfig:
     """Returns the job of a policy whose workers and servers are to have the adapters of all that share its base.
 
-    They are in `actor_rollout_ref.model.lora.adapters`, which verl passes on to workers and servers. As `job_of` for a
-    policy with a model of its own.
+    They are in `actor_rollout_ref.model.lora.adapters`, which verl passes on to workers and servers. As
+    `config_of_policy` for a policy with a model of its own.
     """
-    job = job_of(config, host)
+    job = config_of_policy(config, host)
     names = settings.bases()[host]
     if settings.policy_settings()[host].base is None:
         return job
     adapters = {}
     for name in names:
-        own = job_of(config, name).actor_rollout_ref
+        own = config_of_policy(config, name).actor_rollout_ref
         adapters[name] = {
             "trainable": settings.policy_settings()[name].trainable,
             "served": settings.critic is None or name != settings.critic.policy,
@@ -119,7 +119,7 @@ def leave_out_full_model(name: str, policy: DictConfig) -> None:
         logger.warning(told, name, _FULL_MODEL)
 
 
-def job_of(config: DictConfig, name: str) -> DictConfig:
+def config_of_policy(config: DictConfig, name: str) -> DictConfig:
     """Returns a copy of the job's configuration with policy `name`'s own `actor_rollout_ref`."""
     job: DictConfig = copy.deepcopy(config)
     with open_dict(job):

@@ -20,7 +20,7 @@ from verl_atgrpo.train.config.machine_check import check_models, of_folders, ret
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.schema import COMMAND, MODES, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types
-from verl_atgrpo.train.config.view import POLICY, View, shown_as
+from verl_atgrpo.train.config.view import ACTOR, View, shown_as
 from verl_atgrpo.train.estimators.choice import resolve_spec
 
 logger = logging.getLogger(__name__)
@@ -163,8 +163,8 @@ def check_job(job: Job) -> None:
 def check_keys_of_policies(job: Job) -> None:
     """Raises ConfigError for a value of a policy's keys that verl's rules refuse."""
     if job.settings.policies:  # first, as what every policy inherits is to be named by its own key
-        check_types(job.view, POLICY)
-        check_keys(job.view, POLICY)
+        check_types(job.view, ACTOR)
+        check_keys(job.view, ACTOR)
     for policy in job.policies.values():
         if job.settings.policies:
             check_types(policy.view, policy.key)

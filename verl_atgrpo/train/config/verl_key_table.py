@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Len, Lt
 
 from verl_atgrpo.train.config.kinds import Count, Finite, Match, Share, Text, Weight, fits, one_of, whole, words
-from verl_atgrpo.train.config.view import DEFAULT, POLICY, Like, Place
+from verl_atgrpo.train.config.view import ACTOR, DEFAULT, Like, Place
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ _SHORT = ("actor", "model", "ref", "rollout", "nccl_timeout")
 
 
 def _whole(key: str) -> str:
-    return f"{POLICY}.{key}" if key.partition(".")[0] in _SHORT else key
+    return f"{ACTOR}.{key}" if key.partition(".")[0] in _SHORT else key
 
 
 # What keys accept.

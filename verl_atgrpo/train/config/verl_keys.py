@@ -14,7 +14,15 @@ from omegaconf import OmegaConf
 from verl_atgrpo.train.config.kinds import Text, fits, words
 from verl_atgrpo.train.config.schema import COMMAND, EXPANDED, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.verl_key_table import KEY_RULES, KeyRule
-from verl_atgrpo.train.config.view import POLICY, Place, View, shown_as, verls_default, verls_defaults, verls_sections
+from verl_atgrpo.train.config.view import (
+    ACTOR,
+    Place,
+    View,
+    shown_as,
+    verls_default,
+    verls_defaults,
+    verls_sections,
+)
 
 
 def rule_of(key: str) -> KeyRule | None:
@@ -66,7 +74,7 @@ def check_types(view: View, policy: str | None = None) -> None:
 
     With `policy`, the name of a policy's section in messages, only the keys of its `actor_rollout_ref`.
     """
-    keys = [key for key in view.written if policy is None or key.startswith(f"{POLICY}.")]
+    keys = [key for key in view.written if policy is None or key.startswith(f"{ACTOR}.")]
     derived = {key for key in keys if "${" in str(view.written[key])}
     # A derived value may only repeat the fault of one that is written out.
     for key in sorted(keys, key=lambda key: key in derived):
@@ -88,7 +96,7 @@ def check_keys(view: View, policy: str | None = None) -> None:
             if key not in view.written and not fits(kind, None) and not fits(kind, {}):
                 raise ConfigError(f"{key} is missing: {words(kind)}")
     for key in view.written:
-        if key.partition(".")[0] in _tops() and key.startswith(f"{POLICY}.") == (policy is not None):
+        if key.partition(".")[0] in _tops() and key.startswith(f"{ACTOR}.") == (policy is not None):
             check_key(view, key, policy)
 
 

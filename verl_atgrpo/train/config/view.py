@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_atgrpo.train.config import ConfigError
 
-POLICY = "actor_rollout_ref"
+ACTOR = "actor_rollout_ref"
 DEFAULT = object()
 """Stands for verl's default."""
 _ABSENT = object()
@@ -111,12 +111,12 @@ class Place:
     @property
     def name(self) -> str:
         """The key as messages have it: below the policy's section if that is given."""
-        if not self.key.startswith(f"{POLICY}."):
+        if not self.key.startswith(f"{ACTOR}."):
             return self.key
-        own = self.key.removeprefix(POLICY)
+        own = self.key.removeprefix(ACTOR)
         # A policy of its own has `optim` beside `actor`.
-        own = own if self.policy in (None, POLICY) else own.replace(".actor.optim", ".optim", 1)
-        return f"{self.policy or POLICY}{own}"
+        own = own if self.policy in (None, ACTOR) else own.replace(".actor.optim", ".optim", 1)
+        return f"{self.policy or ACTOR}{own}"
 
     def accepts(self, accepted: Any) -> bool:
         """Returns whether the key has a value: this one, `DEFAULT`, or that of another key (`Like`)."""

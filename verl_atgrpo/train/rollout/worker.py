@@ -29,7 +29,7 @@ from verl_atgrpo.play.user_code import contained
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.job import longest_row
-from verl_atgrpo.train.config.policies import job_of
+from verl_atgrpo.train.config.policies import config_of_policy
 from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings
 from verl_atgrpo.train.rollout import episode_rows
 from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION, WHOLE, Row
@@ -65,7 +65,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self._policy_of = self._settings.policies_of(self._environment)
         self._validation_policy_of = self._settings.validation_policies_of(self._environment)
         self._needs = self._settings.spec.needs
-        jobs = {name: job_of(self.config, name).actor_rollout_ref for name in self._settings.policy_settings()}
+        jobs = {
+            name: config_of_policy(self.config, name).actor_rollout_ref for name in self._settings.policy_settings()
+        }
         template_kwargs = dict(self.config.data.get("apply_chat_template_kwargs") or {})
         self._chats = {
             name: Chat(omega_conf_to_dataclass(job.model).tokenizer, template_kwargs, job.rollout.multi_turn.format)

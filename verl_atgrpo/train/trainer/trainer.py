@@ -25,7 +25,7 @@ from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
 from verl_atgrpo.play.opponents import Opponent, OpponentPool
 from verl_atgrpo.play.task_order import HalfSolvedFirst
 from verl_atgrpo.train.config.answer_check import check_hindsight, check_template_arguments, hindsights
-from verl_atgrpo.train.config.policies import base_of, job_of
+from verl_atgrpo.train.config.policies import config_of_host, config_of_policy
 from verl_atgrpo.train.config.run_check import MODE
 from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
 from verl_atgrpo.train.estimators.rae import Baselines
@@ -129,7 +129,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             for name in sorted(names, key=lambda name: name != host):
                 # A single policy is saved where verl's tools expect it.
                 folder = "actor" if len(policies) == 1 else f"policies/{name}"
-                job = base_of(self.config, self.settings, host) if name == host else job_of(self.config, name)
+                job = (
+                    config_of_host(self.config, self.settings, host)
+                    if name == host
+                    else config_of_policy(self.config, name)
+                )
                 given = (name, job, folder, policies[name].trainable, self.settings, self._spec)
                 if name == host:
                     made[name] = kind(*given, first_replica=replicas)
