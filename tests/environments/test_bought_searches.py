@@ -20,9 +20,9 @@ from verl_atgrpo.environments.search.corpus import FAMILIES, GIVEN, KINDS, PLACE
 from verl_atgrpo.environments.search.environment import SearchEnvironment
 from verl_atgrpo.play.testing import Script
 
-TASKS: Mapping[Split, int] = {"train": 100, "val": 100}
-MOST = 0.12
-"""What a guess may earn: 3 of 48 people are found by a word that all have, 2 standard errors of 100 tasks more."""
+TASKS: Mapping[Split, int] = {"train": 40, "val": 40}
+MOST = 0.14
+"""What a guess may earn: 3 of 48 people are found by a word that all have, 2 standard errors of 40 tasks more."""
 TURNS = 3
 """As many as honest players need."""
 

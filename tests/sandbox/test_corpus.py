@@ -39,7 +39,7 @@ OTHER = 1_800_000_000 + os.getpid()
 SECRET = "hunter2"
 AT_ONCE = 4
 PLACES = [(level, user) for level in LEVELS for user in hostile.seen_users()]
-RUNS = 2000
+RUNS = 800
 NEIGHBOUR = f"import time\nfor name in 'secret', 'other': open(name, 'w').write('{SECRET}')\ntime.sleep(3600)"
 
 
@@ -278,7 +278,7 @@ def test_programs_reach_their_aims_only_where_the_table_says(arena: Arena) -> No
 
 
 @pytest.mark.slow
-def test_two_thousand_contained_programs_leave_nothing() -> None:
+def test_hundreds_of_contained_programs_leave_nothing() -> None:
     """The programs include the slow ones of the corpus."""
     files, processes = len(os.listdir("/proc/self/fd")), children(os.getpid())
     for level, user in PLACES:
