@@ -70,9 +70,13 @@ class HalfSolvedFirst:
             self._in_flight[task] = False
             self._results[task] = _KEPT * self._results[task] + (success, not success)
 
+    def _known(self) -> list[int]:
+        """Returns the tasks with results."""
+        return [int(task) for task in np.flatnonzero(self._results.sum(axis=1))]
+
     def metrics(self) -> dict[str, float]:
         """Returns the share of tasks with results, and the success so far of those chosen since the last call."""
-        found = {"tasks/tried_share": float(self._results.any(axis=1).mean())}
+        found = {"tasks/tried_share": len(self._known()) / len(self._new)}
         if self._chances:
             found["tasks/expected_success"] = float(np.mean(self._chances))
         self._chances = []
@@ -82,9 +86,7 @@ class HalfSolvedFirst:
         """Returns what a checkpoint needs."""
         return {
             "tasks": len(self._new),
-            "results": {
-                task: tuple(self._results[task].tolist()) for task in self._results.any(axis=1).nonzero()[0].tolist()
-            },
+            "results": {task: tuple(self._results[task].tolist()) for task in self._known()},
             "tried": self._tried,
             "submitted": self._submitted,
         }

@@ -201,12 +201,14 @@ def compare(
         )
     pairs = np.array([[a[problem][1], b[problem][1]] for problem in common])
     gains = pairs[:, 1] - pairs[:, 0]
-    places, end, by_data_set = np.array([a[problem][0] for problem in common]), 0, {}
+    places, end = np.array([a[problem][0] for problem in common]), 0
+    by_data_set: dict[str, tuple[float, float, Estimate]] = {}
     for name, size in (data_sets or {}).items():
         mine = (places >= end) & (places < end + size)
         end += size
         if mine.any():
-            by_data_set[name] = (*map(float, pairs[mine].mean(axis=0)), _mean(gains[mine], low=-1.0))
+            one, other = map(float, pairs[mine].mean(axis=0))
+            by_data_set[name] = one, other, _mean(gains[mine], low=-1.0)
     return Comparison(
         tasks=len(common),
         left_out=left_out,
