@@ -39,7 +39,7 @@ def test_an_agents_own_fields_do_not_cut_the_others_out_of_its_statistics() -> N
     ("preset", "own"),
     [
         ("dr_mas", {"center_scope": "group"}),
-        ("dr_mas", {"scale": "none", "scale_scope": "group"}),
+        ("dr_mas", {"scale": "none"}),
         ("mas_grpo", {"unit": "row"}),
         ("grpo", {"unit": "trajectory", "ddof": 0}),
         ("gigpo", {"step_gamma": 0.5, "eps": 0.1}),

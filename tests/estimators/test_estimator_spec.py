@@ -63,7 +63,7 @@ from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
             r"^at_grpo\.estimator\.scale_scope: None is not one of group, agent$",
         ),
         (
-            {"preset": "dr_mas", "scale": "none"},
+            {"preset": "dr_mas", "scale": "none", "scale_scope": "agent"},
             r"^at_grpo\.estimator\.scale_scope: 'agent' has no effect with scale: none; set scale_scope: group$",
         ),
         ({"preset": "grpo", "ddof": 2}, r"^at_grpo\.estimator\.ddof: 2 is not one of 0, 1$"),

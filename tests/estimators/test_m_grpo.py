@@ -140,7 +140,7 @@ def test_a_policy_with_the_sub_agents_alone_computes_the_same() -> None:
 def test_scale_and_centre_may_be_changed() -> None:
     # Without a scale the distances from 1/2 and 1/3 stay; with ddof 1 the variances are 1/3 and (12/9) / 5.
     raw = [0.5, 2 * 2 / 3, 0.5, -0.5, -1 / 3, -1 / 3, 0, 0.5, -1 / 3, -1 / 3, -0.5]
-    assert estimate(UIDS, REWARDS, m_grpo(2, scale="none", scale_scope="group")) == pytest.approx(raw, abs=1e-12)
+    assert estimate(UIDS, REWARDS, m_grpo(2, scale="none")) == pytest.approx(raw, abs=1e-12)
     main, searcher = 0.5773503, 0.5163978
     scaled = [value / (main if "main" in uid else searcher) for value, uid in zip(raw, UIDS, strict=True)]
     assert estimate(UIDS, REWARDS, m_grpo(2, ddof=1, eps=0)) == pytest.approx(scaled, abs=1e-6)

@@ -18,7 +18,7 @@ def resolve_spec(choice: str | Mapping[str, Any]) -> EstimatorSpec:
     base = _base(options)
     overrides, valid = options.pop("agents", None), _fields_of(base)
     _check_keys(options, CONFIG_KEY, valid, ("preset", "name", *valid, "agents"))
-    spec = _complete(replace(base, **options))
+    spec = _complete(replace(base, **_without_scale(options)))
     if overrides is None:
         return spec
     if not isinstance(overrides, Mapping) or not overrides:
@@ -63,6 +63,11 @@ def _complete(spec: EstimatorSpec) -> EstimatorSpec:
     return spec
 
 
+def _without_scale(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options, and with `scale: none` the scope that a preset's scale had no more."""
+    return {**({"scale_scope": "group"} if options.get("scale") == "none" else {}), **options}
+
+
 def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
     key = f"{CONFIG_KEY}.agents.{agent}"
     valid = tuple(name for name in _fields_of(spec) if name not in ("by_task", "main_agent"))
@@ -72,7 +77,7 @@ def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
     if agent == spec.main_agent and "sub_calls" in options:
         raise ValueError(f"{key}.sub_calls: {options['sub_calls']!r} has no effect for the main agent; remove it")
     try:
-        return _complete(replace(spec, **options))
+        return _complete(replace(spec, **_without_scale(options)))
     except ValueError as error:
         # A spec does not know its place in the configuration.
         raise ValueError(key + str(error).removeprefix(CONFIG_KEY)) from None
