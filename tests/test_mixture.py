@@ -141,6 +141,8 @@ def test_validation_has_each_parts_tasks_and_data_sets() -> None:
     ]
     with pytest.raises(IndexError):
         made.task("val", 7)
+    one = mixture(a={"name": "sets", "val_tasks": 0}, sums=None)
+    assert one.data_sets("val") == {"sums": 3} and one.task("val", 0).part == "sums"
 
 
 def test_tasks_of_two_environments_are_different_problems_and_those_of_one_are_compared() -> None:
@@ -215,7 +217,7 @@ def test_endpoints_have_the_parts_own_names() -> None:
         ({"a": {"name": "sums", "weight": float("nan")}}, r"\.a\.weight=nan: a number of at least 0$"),
         ({"a": {"name": "sums", "weight": True}}, r"\.a\.weight=True: a number of at least 0$"),
         ({"a": {"name": "sums", "weight": 0}}, r"^at_grpo\.environment\.parts: all weights are 0; give one"),
-        ({"a": {"name": "sums", "val_tasks": 0}}, r"\.a\.val_tasks=0: a whole number of at least 1$"),
+        ({"a": {"name": "sums", "val_tasks": -1}}, r"\.a\.val_tasks=-1: a whole number of at least 0$"),
         ({"sum": {}}, r"^at_grpo\.environment\.parts\.sum\.name='sum' is unknown: use one of code"),
         ({"a": {"name": "sums", "size": 1}}, r"^at_grpo\.environment\.parts\.a\.size is not an option of 'sums'"),
         ({"a": {"name": "sums", "offset": 10}}, r"^at_grpo\.environment\.parts\.a\.offset=10: at most 9$"),

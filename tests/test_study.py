@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_atgrpo import ScriptedTeam, play
+from verl_atgrpo import ScriptedTeam, make, play
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.play.types import EpisodeRecord
@@ -26,7 +26,7 @@ import curves
 import planner_alone
 import results
 import study
-from variants import GAMES, VARIANTS
+from variants import GAMES, LEVELS, VARIANTS
 
 
 @pytest.mark.slow  # half a second each
@@ -48,6 +48,23 @@ def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, gam
     assert models == {str(tmp_path / "start"), *map(str, trained)}
     assert bool(config.trainer.get("val_only")) == bool(variant.needs)
     assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(GAMES[game].learning_rate * variant.rate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEVELS)
+def test_far_goals_are_jobs_that_can_start_and_are_validated_alike(compose: Any, tmp_path: Path, name: str) -> None:
+    game = GAMES["plan_path"]
+    overrides = study.overrides_of(game, game.variant(name), 1, tmp_path, tmp_path / "start", [])
+    config = compose(game.recipe, *overrides, "at_grpo.train_tasks=256")
+    check_run(config)
+    environment = AtGrpoConfig.from_config(config).make_environment()
+    tasks = [environment.task("val", index) for index in range(200)]
+    far = [getattr(task, "task", task) for task in tasks]
+    assert environment.num_tasks("val") in (None, 200)
+    assert far == [make("plan_path_single", **BOARD, min_distance=8).task("val", index) for index in range(200)]
+
+
+BOARD: dict[str, Any] = {"size": 8, "wall_density": 0.1, "max_turns": 2, "max_moves": 12, "style": "compact"}
 
 
 WORDS = [

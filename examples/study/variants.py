@@ -122,6 +122,47 @@ UPDATES: Mapping[str, Variant] = {
 }
 """AT-GRPO with one policy, by optimizer steps."""
 
+# Far goals on a board of 8 x 8, which earn nothing before they are reached: one single agent, whole episodes.
+_BOARD = "size: 8, wall_density: 0.1, max_turns: 2, max_moves: 12, style: compact"
+_SPARSE = f"name: 'sparse_path:AllOrNothing', {_BOARD}"
+_DISTANCES = (
+    "max_distance: 2",
+    "min_distance: 2, max_distance: 4",
+    "min_distance: 4, max_distance: 7",
+    "min_distance: 8",
+)
+
+
+def _far(environment: str) -> tuple[str, ...]:
+    return (
+        "~at_grpo.environment",
+        f"+at_grpo.environment={{{environment}}}",
+        "at_grpo.scheme=parallel",
+        "at_grpo.estimator=mas_grpo",
+        "at_grpo.group_filter={}",
+        "data.max_prompt_length=96",
+        "data.max_response_length=16",
+        "actor_rollout_ref.rollout.max_model_len=112",
+        *_tasks(16),
+    )
+
+
+_MIXED = ", ".join(
+    f"l{number}: {{{_SPARSE}, {distance}, val_tasks: {200 * (number == 3)}}}"
+    for number, distance in enumerate(_DISTANCES)
+)
+_LEVELS = ", ".join(f"{{{distance}}}" for distance in _DISTANCES)
+LEVELS: Mapping[str, Variant] = {
+    "far": Variant("far goals alone", _far(f"{_SPARSE}, {_DISTANCES[-1]}"), share=4),
+    "far_uniform": Variant("all distances alike", _far(f"name: mixture, parts: {{{_MIXED}}}"), share=4),
+    "far_curriculum": Variant(
+        "distances by a curriculum",
+        _far(f"name: curriculum, of: {{{_SPARSE}}}, levels: [{_LEVELS}], window: 128, upper: 0.7"),
+        share=4,
+    ),
+}
+"""Plan-Path by success alone, validated on far goals (`curriculum.md`)."""
+
 _OF_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=scores")
 _OF_OUTCOMES = ("at_grpo.scheme=parallel",)
 # A sum of scores pays for long episodes. With own scores the rewards are AT-GRPO's; groups and commitment differ.
@@ -213,7 +254,7 @@ class Game:
     def variant(self, name: str) -> Variant:
         """Returns a variant by its name, with or without a learning rate, or raises ValueError."""
         plain, _, rate = name.partition("@")
-        found = self.variants.get(plain) or (UPDATES.get(plain) if self.model is None else None)
+        found = self.variants.get(plain) or ({**UPDATES, **LEVELS}.get(plain) if self.model is None else None)
         if found is None:
             raise ValueError(f"--variants {name}: {self.recipe} has {', '.join(self.variants)}")
         return replace(found, rate=float(rate) / self.learning_rate) if rate else found
@@ -243,5 +284,5 @@ GAMES: Mapping[str, Game] = {
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
 }
-ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **UPDATES}
+ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **UPDATES, **LEVELS}
 """All names of variants, in the order of tables."""

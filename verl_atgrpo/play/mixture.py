@@ -58,7 +58,7 @@ class Mixture(Nested):
 
         Args:
             parts: a name of your own -> `weight` (1), the environment's `name` (the part's name), `val_tasks` (100, or
-                all that it has if they are fewer), and its options.
+                all that it has if they are fewer; 0: it is not validated), and its options.
 
         Raises EnvironmentConfigError for a refused weight, name or option.
         """
@@ -214,8 +214,8 @@ def _part(name: str, options: Mapping[str, Any]) -> Part:
     weight, most = options.get("weight", 1), options.get("val_tasks", 100)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
         raise EnvironmentConfigError(f"{key}.weight={weight!r}: a number of at least 0")
-    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise EnvironmentConfigError(f"{key}.val_tasks={most!r}: a whole number of at least 1")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        raise EnvironmentConfigError(f"{key}.val_tasks={most!r}: a whole number of at least 0")
     own = {option: value for option, value in options.items() if option not in _OWN}
     chosen = options.get("name", name)
     if not isinstance(chosen, str):
