@@ -217,7 +217,7 @@ class SoakTrainer(AtGrpoTrainer):
         self.logger.logger["soak"] = self.watcher
         super()._compute_metrics(*args, **kwargs)
 
-    def _freeze(self) -> None:
+    def _freeze_gc(self) -> None:
         """Has no actors to freeze."""
 
     def _setup(self) -> None:

@@ -182,6 +182,8 @@ def test_a_part_of_a_mixture_is_graded_by_itself(monkeypatch: pytest.MonkeyPatch
         asked(of_bad_rows, settings(train_tasks=100, val_tasks=200), made)
     text, failed = data_check.report(made, {"train": 40, "val": 105}, 0.25)
     assert failed and "parts.bad.train row 0: its own solution fails\n" in text
+    # A run's 40 tasks are spread over all rows.
+    assert "parts.bad: 100 train rows graded" in text
     assert text.endswith("parts.bad: 5 val rows graded, 100.0% with a defect (5: its own solution fails)")
     only_validated = make("mixture", parts={"walk": {}, "bad": {**bad, "weight": 0}})
     with pytest.raises(ConfigError, match=r"environment\.parts\.bad\.val: 5 val rows graded, 100\.0% with a"):

@@ -217,6 +217,10 @@ def test_endpoints_have_the_parts_own_names() -> None:
         ({"a": {"name": "sums", "weight": float("nan")}}, r"\.a\.weight=nan: a number of at least 0$"),
         ({"a": {"name": "sums", "weight": True}}, r"\.a\.weight=True: a number of at least 0$"),
         ({"a": {"name": "sums", "weight": 0}}, r"^at_grpo\.environment\.parts: all weights are 0; give one"),
+        (
+            {"a": {"name": "sums", "val_tasks": 0, "weight": 0}, "b": {"name": "sums"}},
+            r"\.a: with weight=0 and val_tasks=0 it has no effect; remove it$",
+        ),
         ({"a": {"name": "sums", "val_tasks": -1}}, r"\.a\.val_tasks=-1: a whole number of at least 0$"),
         ({"sum": {}}, r"^at_grpo\.environment\.parts\.sum\.name='sum' is unknown: use one of code"),
         ({"a": {"name": "sums", "size": 1}}, r"^at_grpo\.environment\.parts\.a\.size is not an option of 'sums'"),

@@ -61,7 +61,8 @@ def read_records(
     for name in given:
         if name not in columns:
             raise option_error(f"{option}.columns.{name} is not a column here: use {', '.join(columns)}")
-    names, path, chosen = {**columns, **given}, source["path"], source.get("where") or {}
+    names, path, chosen = {**columns, **given}, source["path"], source.get("where")
+    chosen = {} if chosen is None else chosen
     if not isinstance(chosen, Mapping):
         raise option_error(f"{option}.where={chosen!r}: a section, such as {{level: [1, 2]}}")
     try:

@@ -7,7 +7,7 @@ import functools
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
@@ -84,9 +84,9 @@ class ReasoningGym(Environment):
 
     def _of_level(self) -> dict[str, Any]:
         """Returns the data set's options at a level of its curriculum."""
-        from reasoning_gym.factory import create_curriculum, has_curriculum
+        from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
-        if self.level is None:
+        if self.level is None or self.dataset not in {*DATASETS, "composite"}:
             return {}
         if not has_curriculum(self.dataset):
             raise option_error(f"level={self.level}: reasoning-gym has no curriculum of {self.dataset!r}; use options")
@@ -97,8 +97,14 @@ class ReasoningGym(Environment):
             raise option_error(f"level={self.level}: the curriculum of {self.dataset!r} ends with level {highest}")
         for name, number in numbers.items():
             curriculum.set_attr_level(name, min(self.level, number - 1))
-        found = asdict(curriculum.generate_configuration())
-        return {key: value for key, value in found.items() if key not in ("seed", "size")}
+        config = curriculum.generate_configuration()
+        # What it changes, as other options may be of types that JSON, by which scorers are asked, has not.
+        usual = vars(type(config)())
+        return {
+            key: value
+            for key, value in vars(config).items()
+            if key not in ("seed", "size") and value != usual.get(key)
+        }
 
     def _check_dataset(self) -> None:
         from reasoning_gym.factory import DATASETS

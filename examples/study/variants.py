@@ -161,7 +161,7 @@ LEVELS: Mapping[str, Variant] = {
         share=4,
     ),
 }
-"""Plan-Path by success alone, validated on far goals (`curriculum.md`)."""
+"""Plan-Path by success alone, validated on far goals."""
 
 _OF_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=scores")
 _OF_OUTCOMES = ("at_grpo.scheme=parallel",)

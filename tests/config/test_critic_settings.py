@@ -69,6 +69,18 @@ def test_a_critic_shares_the_workers_of_the_team(compose: Any) -> None:
     assert checked(compose, policies=never_learns).critic is not None
 
 
+def test_scores_and_rewards_of_agents_that_are_compared_are_refused_part_by_part(compose: Any) -> None:
+    """Of one part both agents are scored, of the other one alone: its estimator compares each agent with itself."""
+    parts = "+at_grpo.environment={name: mixture, parts: {walk: {}, hard: {name: walk_walls}}}"
+    scored = "+at_grpo.critic.agents=[walk.navigator, walk.pacer, hard.navigator]"
+    mixture = ("~at_grpo.environment", parts, scored, "at_grpo.estimator=grpo", "at_grpo.val_tasks=200")
+    checked(compose, *mixture, "at_grpo.parts={hard: {estimator: dr_mas}}")
+    with pytest.raises(
+        ConfigError, match=r"^at_grpo\.parts\.hard\.estimator='grpo' compares scores of walk\.navigator"
+    ):
+        checked(compose, *mixture, "at_grpo.parts={hard: {estimator: grpo}}")
+
+
 IS_AN_ADAPTER = r"^at_grpo\.critic\.policy='critic': a critic is an adapter on the base of a policy that is trained as"
 
 

@@ -71,6 +71,7 @@ def test_a_level_is_that_of_the_data_sets_own_curriculum() -> None:
     )
     assert {levels.task("train", 2 * index + 1).task.entry["metadata"]["num_terms"] for index in range(30)} == {2, 3}
     for options, message in (
+        ({"dataset": "chain", "level": 1}, r"dataset='chain': reasoning-gym has no data set 'chain'"),
         (
             {"dataset": "chain_sum", "level": 11},
             r"^at_grpo\.environment\.level=11: the curriculum of 'chain_sum' ends",
@@ -82,6 +83,13 @@ def test_a_level_is_that_of_the_data_sets_own_curriculum() -> None:
     ):
         with pytest.raises(EnvironmentConfigError, match=message):
             make("reasoning_gym", **options)
+
+
+@pytest.mark.parametrize("dataset", ["time_intervals", "word_sorting", "aiw"])
+def test_a_level_of_options_that_are_no_json_can_be_scored(dataset: str) -> None:
+    environment = make("reasoning_gym", dataset=dataset, level=1)
+    task = environment.task("train", 0)
+    assert asyncio.run(environment.grade(task, task.entry["answer"])) == 1.0
 
 
 @pytest.mark.parametrize("dataset", ["rotate_matrix", "prime_factorization", "syllogism"])

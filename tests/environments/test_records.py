@@ -58,6 +58,8 @@ def test_rows_are_chosen_by_the_values_of_a_column(name: str, tmp_path: Path) ->
         EnvironmentConfigError, match=r"^at_grpo\.environment\.train\.where=\['answer'\]: a section, such"
     ):
         list(read_records({**source, "where": ["answer"]}, "train", {"question": "question"}))
+    with pytest.raises(EnvironmentConfigError, match=r"^at_grpo\.environment\.train\.where=0: a section, such"):
+        list(read_records({**source, "where": 0}, "train", {"question": "question"}))
 
 
 @pytest.mark.parametrize("name", ["list.json", "list.json.gz", "list.jsonl"])

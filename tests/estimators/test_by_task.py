@@ -83,6 +83,16 @@ def test_advantages_that_are_alike_stay() -> None:
     assert by_task(nothing, nothing.long(), nothing.long(), nothing, 1e-6).tolist() == []
 
 
+def test_what_a_row_is_compared_with_is_said_of_its_part() -> None:
+    """A part compares all agents, the others each agent: the row in the middle of its group is that of one agent."""
+    made = rows(("t", "walk.a", [(1.0, 1), (1.0, 9), (3.0, 1)]), ("t", "walk.b", [(1.5, 1), (-1.5, 1)]))
+    rewards = torch.tensor([row["reward"] for row in made], dtype=torch.float64)
+    grpo, dr_mas = resolve_spec("grpo"), resolve_spec("dr_mas")
+    found = team_advantages(rewards, made, replace(dr_mas, by_task="tokens", parts={"walk": grpo})).tolist()
+    assert sorted(range(5), key=found.__getitem__) == sorted(range(5), key=rewards.tolist().__getitem__)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("preset", ["at_grpo", "dr_mas"])
 def test_a_reward_at_the_mean_of_its_group_stays_between_the_others(preset: str) -> None:
     """A draw among a win and a loss: with a mean of tokens other than 0 all three move alike."""

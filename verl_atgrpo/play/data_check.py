@@ -65,7 +65,7 @@ def with_rows(env: Environment, sizes: Mapping[Split, int]) -> Iterator[tuple[st
     for part in env.parts.values():
         if has_rows(part.environment):
             train = tasks_of(part.environment, "train")
-            most = sizes["train"] if train is None else min(train, sizes["train"])
+            most = sizes["train"] if train is None else train  # those of a run are spread over all of them
             trained: dict[Split, int] = {"train": most} if part.weight else {}
             yield f"parts.{part.name}.", part.environment, {**trained, "val": part.val_tasks}
 

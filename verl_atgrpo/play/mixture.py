@@ -216,6 +216,8 @@ def _part(name: str, options: Mapping[str, Any]) -> Part:
         raise EnvironmentConfigError(f"{key}.weight={weight!r}: a number of at least 0")
     if isinstance(most, bool) or not isinstance(most, int) or most < 0:
         raise EnvironmentConfigError(f"{key}.val_tasks={most!r}: a whole number of at least 0")
+    if not weight and not most:
+        raise EnvironmentConfigError(f"{key}: with weight=0 and val_tasks=0 it has no effect; remove it")
     own = {option: value for option, value in options.items() if option not in _OWN}
     chosen = options.get("name", name)
     if not isinstance(chosen, str):

@@ -60,9 +60,14 @@ class HalfSolvedFirst:
         return int(free[chosen])
 
     def set_in_flight(self, tasks: Iterable[int]) -> None:
-        """Says which tasks are being played; others whose episodes failed are free again."""
+        """Says which tasks are being played; others whose episodes failed are free again.
+
+        That counts as not solved, or a task that always fails would stay unknown, and come again and again.
+        """
+        failed = self._in_flight.copy()
         self._in_flight[:] = False
         self._in_flight[list(tasks)] = True
+        self._results[failed & ~self._in_flight, 1] += 1
 
     def learn(self, results: Iterable[tuple[int, bool]]) -> None:
         """Adds the results of a step's episodes: tasks, and whether they were solved."""

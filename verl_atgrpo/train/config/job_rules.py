@@ -243,8 +243,10 @@ def of_critic(job: Job) -> Iterator[str]:
     parts = {agent.rpartition(".")[0] for agent in scored} & {
         agent.rpartition(".")[0] for agent in trained if agent not in scored
     }
-    for where, settings in job.settings.each() if parts else ():
+    for part in sorted(parts):
+        settings = job.settings.of_part(part)
         if any("group" in one.scopes for one in (settings.spec, *settings.spec.agents.values())):
+            where = "" if settings is job.settings else f"parts.{part}."
             mixed = f"compares scores of {', '.join(scored)} with rewards of other agents; use estimator: dr_mas"
             yield f"at_grpo.{where}estimator={settings.spec.name!r} {mixed}"
     if critic.warmup >= job.steps:
@@ -359,7 +361,7 @@ def _warn_of_unplayed_sets(job: Job) -> None:
     for key, env, tasks in places or [("val_tasks", job.env, job.settings.val_tasks)]:
         before = 0
         for name, size in env.data_sets("val").items():
-            if before >= tasks and size:
+            if tasks and before >= tasks and size:  # with 0 all are left out on purpose
                 logger.warning("at_grpo.%s=%d: no task of %r is played, which begin at %d", key, tasks, name, before)
             before += size
 

@@ -22,7 +22,8 @@ def team_advantages(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: Es
         return result
     tokens = [row["response_len"] if spec.by_task == "tokens" else 1 for row in rows]
     weights = torch.tensor(tokens, dtype=torch.float64)
-    groups = factorise([row["group"] if "group" in spec.scopes else (row["group"], row["agent"]) for row in rows])[0]
+    by_agent = {agent for agent in {row["agent"] for row in rows} if "group" not in spec.of_agent(agent).scopes}
+    groups = factorise([(row["group"], row["agent"] if row["agent"] in by_agent else "") for row in rows])[0]
     return agentrl.by_task(result.double(), parts_of(rows, spec), groups, weights, spec.eps).to(result.dtype)
 
 

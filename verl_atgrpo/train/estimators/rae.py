@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from verl_atgrpo.play.types import for_agent
 from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, Scope, Tensor, refuse
 
 TAG = "baseline"
@@ -74,8 +73,7 @@ class Baselines:
         for tags in rows:
             rewards[tags["agent"]][tags["episode"]].append(tags["reward"])
         for agent, episodes in rewards.items():
-            of_part = for_agent(self._spec.parts, agent, self._spec)
-            decay = getattr(for_agent(of_part.agents, agent, of_part), "decay", PRESET.decay)
+            decay = getattr(self._spec.of_agent(agent), "decay", PRESET.decay)
             mean = fmean(fmean(given) for given in episodes.values())
             self.values[agent] = mean + decay ** len(episodes) * (self.values[agent] - mean)
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, get_args, get_origin
 
+from verl_atgrpo.play.types import for_agent
+
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
 else:
@@ -163,6 +165,11 @@ class EstimatorSpec:
         if "agent" in (*self.scopes, self.step_scope) or self.agents or self.parts or self.by_task != "none":
             needs.add("agent")
         return frozenset(needs.union(*(spec.needs for spec in (*self.agents.values(), *self.parts.values()))))
+
+    def of_agent(self, agent: str) -> "EstimatorSpec":
+        """Returns the specification for an agent's rows: what is said of it or of its part, else this."""
+        of_part = for_agent(self.parts, agent, self)
+        return for_agent(of_part.agents, agent, of_part)
 
     def formula(self, values: Tensor, labels: Labels) -> Tensor | None:
         """Returns the rows' advantages, (N,) float64 as `values`, or None: what the fields say.
