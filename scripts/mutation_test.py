@@ -44,6 +44,7 @@ TESTS = {
     "train/estimators/arithmetic.py": "advantage scopes gigpo m_grpo agent_estimators row_ids rows_and_metrics",
     "train/estimators/advantages.py": "advantage estimator_spec scopes gigpo m_grpo agent_estimators",
     "train/estimators/agentrl.py": "by_task",
+    "train/estimators/critic.py": "critic",
     "train/estimators/rae.py": "rae",
     "train/estimators/m_grpo.py": "m_grpo advantage_properties",
     "lab/evaluation/figures.py": "evaluation_figures",

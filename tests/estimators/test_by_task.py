@@ -77,6 +77,10 @@ def test_without_a_mixture_all_rows_are_of_one_environment() -> None:
 def test_advantages_that_are_alike_stay() -> None:
     tasks, one = torch.tensor([4, 4, 9]), torch.ones(3).double()
     assert by_task(torch.tensor([0.5, 0.5, 0.0]).double(), tasks, tasks, one, 1e-6).tolist() == [0.5, 0.5, 0.0]
+    # One row with an advantage is a signal of its group: without a centre the others are not changed alike.
+    lone = torch.tensor([2.0, 0.0, 0.0, 0.0]).double()
+    found = by_task(lone, torch.zeros(4).long(), torch.tensor([1, 1, 2, 2]), torch.ones(4).double(), 0.0)
+    assert found.tolist() == [1.0, -1.0, 0.0, 0.0]
     half, tasks = torch.tensor([-0.5, 0.5]).double(), torch.tensor([1, 1])
     assert by_task(half, tasks, tasks, one[:2], 1.0).tolist() == pytest.approx([-1 / 3, 1 / 3])
     nothing = torch.tensor([], dtype=torch.float64)
