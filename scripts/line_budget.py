@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_190,
     "verl_atgrpo/lab/evaluation": 1_490,
-    "verl_atgrpo/play": 4_860,
+    "verl_atgrpo/play": 4_870,
     "verl_atgrpo/train/engine": 1_080,
     "verl_atgrpo/lab/report": 700,
     "verl_atgrpo/lab/template": 130,

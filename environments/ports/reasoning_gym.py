@@ -86,7 +86,7 @@ class ReasoningGym(Environment):
         """Returns the data set's options at a level of its curriculum."""
         from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
-        if self.level is None or self.dataset not in {*DATASETS, "composite"}:
+        if self.level is None or self.dataset not in DATASETS:
             return {}
         if not has_curriculum(self.dataset):
             raise option_error(f"level={self.level}: reasoning-gym has no curriculum of {self.dataset!r}; use options")

@@ -137,13 +137,12 @@ def _far(environment: str) -> tuple[str, ...]:
     return (
         "~at_grpo.environment",
         f"+at_grpo.environment={{{environment}}}",
-        "at_grpo.scheme=parallel",
+        *_EPISODES,
         "at_grpo.estimator=mas_grpo",
         "at_grpo.group_filter={}",
         "data.max_prompt_length=96",
         "data.max_response_length=16",
         "actor_rollout_ref.rollout.max_model_len=112",
-        *_tasks(16),
     )
 
 

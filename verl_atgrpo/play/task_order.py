@@ -77,7 +77,7 @@ class HalfSolvedFirst:
 
     def _known(self) -> list[int]:
         """Returns the tasks with results."""
-        return [int(task) for task in np.flatnonzero(self._results.sum(axis=1))]
+        return list(map(int, np.flatnonzero(self._results.sum(axis=1))))
 
     def metrics(self) -> dict[str, float]:
         """Returns the share of tasks with results, and the success so far of those chosen since the last call."""

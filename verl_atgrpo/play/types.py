@@ -265,6 +265,11 @@ def names_of(agent: str) -> tuple[str, ...]:
     return (agent,) if part == agent else (agent, part)
 
 
+def part_of(agent: str) -> str:
+    """Returns the part of a mixture that an agent is of; an empty text without a mixture."""
+    return agent.rpartition(".")[0]
+
+
 def for_agent(given: Mapping[str, Value], agent: str, default: Value) -> Value:
     """Returns what a recipe says of an agent, or of the part of a mixture that it is of."""
     return next((given[name] for name in names_of(agent) if name in given), default)

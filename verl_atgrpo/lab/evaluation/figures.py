@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -128,14 +128,16 @@ def _numbers(mine: Sequence[EpisodeRow], ks: Sequence[int], turns: Sequence[int]
 
 
 def _by_data_set(rows: Sequence[EpisodeRow], data_sets: Mapping[str, int]) -> dict[str, Estimate]:
-    found: dict[str, Estimate] = {}
-    first = 0
+    found = {name: [row for row in rows if row.task in places] for name, places in _places(data_sets)}
+    return {name: _mean(success_by_task(mine)) for name, mine in found.items() if mine}
+
+
+def _places(data_sets: Mapping[str, int]) -> Iterator[tuple[str, range]]:
+    """Yields every data set with its tasks, which come one set after another."""
+    end = 0
     for name, size in data_sets.items():
-        mine = [row for row in rows if first <= row.task < first + size]
-        first += size
-        if mine:
-            found[name] = _mean(success_by_task(mine))
-    return found
+        yield name, range(end, end + size)
+        end += size
 
 
 def _mean(values: Array, low: float = 0.0) -> Estimate:
@@ -201,12 +203,10 @@ def compare(
         )
     pairs = np.array([[a[problem][1], b[problem][1]] for problem in common])
     gains = pairs[:, 1] - pairs[:, 0]
-    places, end = np.array([a[problem][0] for problem in common]), 0
     by_data_set: dict[str, tuple[float, float, Estimate]] = {}
-    for name, size in (data_sets or {}).items():
-        mine = (places >= end) & (places < end + size)
-        end += size
-        if mine.any():
+    for name, places in _places(data_sets or {}):
+        mine = [number for number, problem in enumerate(common) if a[problem][0] in places]
+        if mine:
             one, other = map(float, pairs[mine].mean(axis=0))
             by_data_set[name] = one, other, _mean(gains[mine], low=-1.0)
     return Comparison(

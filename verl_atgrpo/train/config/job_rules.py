@@ -17,7 +17,7 @@ from verl_atgrpo.play import contamination, data_check
 from verl_atgrpo.play.curriculum import Curriculum
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.mixture import Mixture
-from verl_atgrpo.play.types import Split, names_of
+from verl_atgrpo.play.types import Split, names_of, part_of
 from verl_atgrpo.play.user_code import asking
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.verl_key_table import LOGGERS
@@ -240,10 +240,7 @@ def of_critic(job: Job) -> Iterator[str]:
         elif job.policies[job.agents[agent]].settings.base != base:
             other = f"{agent} has a policy on another base than the critic's, {base}, which would not read its tokens"
             yield f"at_grpo.critic.agents: {other}; name the agents that are on it"
-    parts = {agent.rpartition(".")[0] for agent in scored} & {
-        agent.rpartition(".")[0] for agent in trained if agent not in scored
-    }
-    for part in sorted(parts):
+    for part in sorted({*map(part_of, scored)} & {part_of(agent) for agent in trained if agent not in scored}):
         settings = job.settings.of_part(part)
         if any("group" in one.scopes for one in (settings.spec, *settings.spec.agents.values())):
             where = "" if settings is job.settings else f"parts.{part}."
@@ -368,14 +365,14 @@ def _warn_of_unplayed_sets(job: Job) -> None:
 
 def _warn_of_best_of_k(job: Job) -> None:
     """Logs that tasks are chosen by success which is not the policy's."""
-    settings, key = job.settings, "environment" if isinstance(job.env, Curriculum) else "task_order"
-    if not isinstance(job.env, Curriculum) and settings.task_order == "shuffled":
+    settings, by_level = job.settings, isinstance(job.env, Curriculum)
+    if not by_level and settings.task_order == "shuffled":
         return
     if settings.scheme == "tree" and settings.selection == "greedy":
         logger.warning(
             "at_grpo.%s: tasks follow the success of training's episodes, which go on from the best candidate and are "
             "solved far more often than the policy's own; set at_grpo.selection=first to follow the policy's",
-            key,
+            "environment" if by_level else "task_order",
         )
 
 

@@ -33,6 +33,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from verl_atgrpo.play.types import part_of
+
 Kind = Literal["value", "likelihood"]
 
 
@@ -46,8 +48,9 @@ class Bounds:
         """Returns the bounds that include the team rewards of these rows as well."""
         found = dict(self.of_parts)
         for tags in rows:
-            (low, high), reward = found.get(_part(tags), _FIRST), tags["episode_reward"]
-            found[_part(tags)] = min(low, reward), max(high, reward)
+            part, reward = part_of(tags["agent"]), tags["episode_reward"]
+            low, high = found.get(part, _FIRST)
+            found[part] = min(low, reward), max(high, reward)
         return Bounds(found)
 
     def values(self, ratios: Tensor, rows: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -61,15 +64,11 @@ class Bounds:
         return (_of_rows(rows, "episode_reward") - low) / (high - low)
 
     def _of(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
-        found = [self.of_parts.get(_part(tags), _FIRST) for tags in rows]
+        found = [self.of_parts.get(part_of(tags["agent"]), _FIRST) for tags in rows]
         return tuple(torch.tensor(found, dtype=torch.float64).reshape(-1, 2).unbind(1))  # type: ignore[return-value]
 
 
 _FIRST = (0.0, 1.0)
-
-
-def _part(tags: Mapping[str, Any]) -> str:
-    return str(tags["agent"].rpartition(".")[0])
 
 
 def scores(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, lam: float, bounds: Bounds) -> Tensor:
@@ -137,9 +136,9 @@ def agreement(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, bou
     """Returns how well scores of episodes that the critic has not learned from predict their ends.
 
     `accuracy`: the share of pairs of a task's episodes, one solved and one failed, in which the solved one has the
-    larger mean score (ties count half). `correlation`: that of a row's value with the team
-    reward, or of its likelihood with success. `brier`: the mean squared error of a value, both as shares of the way
-    between the bounds. Nothing for which there is no pair.
+    larger mean score (ties count half). `correlation`: that of a row's value with the team reward, or of its
+    likelihood with success. `brier`: the mean squared error of a value, both as shares of the way between the bounds.
+    Nothing for which there is no pair.
     """
     mean = {episode: fmean(found) for episode, found in _by_episode(ratios, rows).items()}
     tasks = list(_ends_by_task(rows).values())

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from verl_atgrpo.play.types import part_of
 from verl_atgrpo.train.estimators.spec import EstimatorSpec, Need
 
 TAGS: Mapping[Need, tuple[str, str]] = {
@@ -65,7 +66,7 @@ def rows_of_agent(rows: Sequence[Mapping[str, Any]], agent: str, spec: Estimator
 
 def parts_of(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> Tensor:
     """Returns the rows' parts of a mixture, one for all without one: (N,) int64. Raises as `row_ids`."""
-    return factorise([name.rpartition(".")[0] for name in _tags(rows, "agent", spec)])[0]
+    return factorise([part_of(name) for name in _tags(rows, "agent", spec)])[0]
 
 
 def _tags(rows: Sequence[Mapping[str, Any]], need: Need, spec: EstimatorSpec) -> list[Any]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from verl import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 
+from verl_atgrpo.play.types import part_of
 from verl_atgrpo.train.estimators.dr_mas import inflation_factors
 from verl_atgrpo.train.estimators.labels import factorise
 from verl_atgrpo.train.rows.batch import Tags, is_padding
@@ -90,7 +91,7 @@ def step_metrics(rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
     episodes = {tags["episode"]: tags for tags in rows}.values()
     parts: dict[str, list[Tags]] = defaultdict(list)
     for tags in episodes:
-        parts[tags["agent"].rpartition(".")[0]].append(tags)
+        parts[part_of(tags["agent"])].append(tags)
     agents = [tags["agent"] for tags in rows]
     agent_of_row, names = factorise(agents)
     turn_of_row, prefixes = factorise([f"agent/{tags['agent']}/turn_{tags['turn']}" for tags in rows])
