@@ -111,6 +111,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if device == "cuda":
         gigabytes = torch.cuda.max_memory_allocated() / 1024**3
     tokens = [output["metrics"].get(f"{kind}_tokens", [None])[0] for kind in ("row", "model")]
+    torch.distributed.destroy_process_group()
     return {
         "log_probs": inferred[1:],
         "update": updated[1:],

@@ -7,7 +7,7 @@ one table with targets met or missed, the last lines of the log of what failed, 
 was run has ended and every target is met.
 
 python benchmarks/gpu_check.py [--minutes 20] [--model FOLDER] [--only walk,resume] [--out runs/gpu_check]
-    [--continue] [--save-baseline]
+    [--continue] [--save-baseline]    (all parts take 45 minutes)
 python benchmarks/gpu_check.py --reduced    (on the CPU: the same code with tiny models, no targets of speed)
 python benchmarks/gpu_check.py --list
 
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--minutes", type=float, default=20.0, help="for everything (default 20)")
     made.add_argument("--model", type=Path, help="the trainings' start, in the place of SmolLM2")
     made.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="of the parts that do not name theirs")
-    made.add_argument("--lr", type=float, help="the trainings' learning rate (default: the recipes')")
+    made.add_argument("--lr", type=float, help="of trainings of whole models (default: the recipes')")
     made.add_argument("--only", type=names, help="comma-separated parts")
     made.add_argument("--skip", type=names, default=[], help="comma-separated parts")
     made.add_argument("--beside", type=int, default=2, help="parts side by side (default 2)")

@@ -187,7 +187,9 @@ def name_of(command: str, driver: bool = False) -> str:
 
 
 def run_part(script: str, *arguments: str) -> Any:
-    """Runs a part of a benchmark in a process of its own; returns the JSON in its last line of output.
+    """Runs a part of a benchmark in a process of its own; returns the JSON in the last line of output that has some.
+
+    Libraries may say something after it, as torch of a process group that nobody has destroyed.
 
     Raises SystemExit with the end of its output if it fails. If this process is terminated meanwhile, it prints that.
     """
@@ -210,7 +212,7 @@ def run_part(script: str, *arguments: str) -> Any:
                 print(output[-6000:], flush=True)
     if part.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{output[-6000:]}")
-    return json.loads(output.strip().splitlines()[-1])
+    return json.loads(next(line for line in reversed(output.splitlines()) if line.startswith("{")))
 
 
 def environment() -> dict[str, str]:

@@ -177,17 +177,18 @@ def decoding_steps(rows: Rows, chain: int, slots: int) -> int:
 
 
 _NO_COST = ("gen", "old_log_prob", "ref", "update_actor", "save_checkpoint")
-COSTS = ("submit", "bookkeeping", "deal", "adv", "empty_cache", "update_weights", "between_steps")
+COSTS = ("submit", "end_rollout", "bookkeeping", "deal", "adv", "empty_cache", "update_weights", "between_steps")
 """Timers of what is neither sampling nor the model."""
 
 
 def constant_cost(step: Mapping[str, float]) -> float:
     """Returns the seconds from step to step that are neither sampling nor the model, validation nor checkpoints.
 
-    `timing_s/step` has no validation in it.
+    `timing_s/step` has no validation in it. `timing_s/gen` includes putting servers to sleep, which is no sampling.
     """
     others = sum(step.get(f"timing_s/{stage}", 0.0) for stage in _NO_COST)
-    return step["timing_s/step"] + step.get("timing_s/between_steps", 0.0) - others
+    costs = sum(step.get(f"timing_s/{stage}", 0.0) for stage in ("end_rollout", "between_steps"))
+    return step["timing_s/step"] + costs - others
 
 
 def untimed_cost(step: Mapping[str, float]) -> float:

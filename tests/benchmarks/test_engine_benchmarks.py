@@ -60,7 +60,7 @@ def test_a_failed_part_ends_the_benchmark_with_its_output(tmp_path: Path) -> Non
     (tmp_path / "part.py").write_text("print('what went wrong')\nraise SystemExit(3)\n")
     with pytest.raises(SystemExit, match="what went wrong"):
         real_stack.run_part(str(tmp_path / "part.py"))
-    (tmp_path / "quiet.py").write_text("print('noise')\nprint('{\"seconds\": [1.5]}')\n")
+    (tmp_path / "quiet.py").write_text("print('noise')\nprint('{\"seconds\": [1.5]}')\nprint('noise')\n")
     assert real_stack.run_part(str(tmp_path / "quiet.py")) == {"seconds": [1.5]}
 
 

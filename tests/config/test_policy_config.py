@@ -72,6 +72,7 @@ def test_an_adapters_checkpoint_holds_no_whole_model(compose: Any, caplog: pytes
     assert "verl-atgrpo export" in caplog.text
 
 
+QUICK = ("at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
 AGENTS = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: planner}")
 
 
@@ -88,6 +89,7 @@ AGENTS = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: pl
         ("actor: {loss_agg_mode: seq-mean-token-sum-norm}", "actor.loss_agg_mode=seq-mean-token-sum-norm"),
         ("actor: {loss_scale_factor: 64}", "actor.loss_scale_factor=64 has no effect"),
         ("actor: {policy_loss: {loss_mode: geo_mean}}", "actor.policy_loss.loss_mode=geo_mean"),
+        ("actor: {fsdp_config: {model_dtype: bf16}}", "actor.fsdp_config.model_dtype=bf16: .* lose small updates"),
         ("actor: {policy_loss: {loss_mode: kl_cov}}", "actor.policy_loss.loss_mode=kl_cov"),
         ("actor: {policy_loss: {loss_mode: clip_cov}}", "actor.policy_loss.loss_mode=clip_cov"),
         ("optim: {lr: -1}", "optim.lr=-1"),
@@ -111,12 +113,7 @@ AGENTS = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: pl
     ],
 )
 def test_what_holds_for_the_job_holds_for_every_policy(compose: Any, block: str, message: str) -> None:
-    config = compose(
-        ROLES,
-        "at_grpo.train_tasks=128",
-        "at_grpo.val_tasks=8",
-        f"+at_grpo.policies.planner={{{block}}}",
-    )
+    config = compose(ROLES, *QUICK, f"+at_grpo.policies.planner={{{block}}}")
     with pytest.raises(ConfigError, match=f"at_grpo.policies.planner.{message}"):
         check_run(config)
 
@@ -141,10 +138,30 @@ def test_keys_that_count_together_are_accepted_where_they_agree(compose: Any) ->
         "loss_agg_mode=seq-mean-token-sum-norm loss_scale_factor=2048",
         "policy_loss.loss_mode=sapo loss_agg_mode=seq-mean-token-mean",
         "ppo_max_token_len_per_gpu=3072 ulysses_sequence_parallel_size=2",
+        "fsdp_config.model_dtype=float32",
     ):
         overrides = [f"actor_rollout_ref.actor.{change}" for change in changes.split()]
-        quick = ("at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
-        check_run(compose("plan_path_qwen3_1p7b", *quick, *overrides))
+        check_run(compose("plan_path_qwen3_1p7b", *QUICK, *overrides))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (
+            "plan_path_qwen3_1p7b",
+            "actor_rollout_ref.model.lora_rank=16",
+            "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",
+        ),
+        (
+            ROLES,
+            "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",
+            "+at_grpo.policies.tool_user.actor={fsdp_config: {model_dtype: fp32}}",
+            "+at_grpo.policies.planner.trainable=false",
+        ),
+    ],
+)
+def test_weights_that_no_optimizer_moves_may_be_rounded(compose: Any, changes: tuple[str, ...]) -> None:
+    check_run(compose(*changes, *QUICK))
 
 
 def test_servers_that_share_a_gpu_must_fit_in_its_memory(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:

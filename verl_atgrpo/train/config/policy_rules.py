@@ -137,6 +137,12 @@ def of_training(policy: Policy) -> Iterator[str]:
         yield f"{key}.optim.optimizer={optim.optimizer}: {module} has none of this name, as AdamW"
     if module != "torch.optim" and importlib.util.find_spec(module.partition(".")[0]) is None:
         yield f"{key}.optim.optimizer_impl={module}: it is not installed, set it to torch.optim"
+    whole = policy.settings.lora is None and not policy.model.lora_rank
+    if policy.settings.trainable and whole and (dtype := actor.fsdp_config.model_dtype) not in ("fp32", "float32", 32):
+        yield (
+            f"{key}.fsdp_config.model_dtype={dtype}: the optimizer would round its own weights to it, and lose small "
+            "updates before any metric can see them; set it to fp32, and what the model computes in by precision=bf16"
+        )
 
 
 def of_losses(policy: Policy) -> Iterator[str]:
