@@ -33,12 +33,9 @@ def test_the_exact_gradient_is_that_of_finite_differences() -> None:
     ],
     ids=["every", "first", "one agent's turn", "random", "nested"],
 )
-@pytest.mark.parametrize("episodes", [500, pytest.param(2000, marks=pytest.mark.slow)])
-def test_branching_estimates_the_exact_gradient(
-    options: BranchSettings, candidates: int, lengths: set[int], episodes: int
-) -> None:
+def test_branching_estimates_the_exact_gradient(options: BranchSettings, candidates: int, lengths: set[int]) -> None:
     """`lengths`: of histories at branch points."""
-    made = TABLES.estimates(lambda number: branched(TABLES, number, options, candidates), episodes)
+    made = TABLES.estimates(lambda number: branched(TABLES, number, options, candidates), 500)
     for length, exact in by_length(EXACT).items():
         parts = [by_length(estimate)[length] for estimate in made]
         error, expected = distance(parts, exact * (length in lengths))

@@ -17,7 +17,7 @@ from fakes.fsdp_rows import batch, join, make, save_model, some_rows, spawn
 from verl_atgrpo.train.engine.loss_scale import LOSS_SCALE, OVERFLOWS, repeat_overflows
 
 pytestmark = pytest.mark.slow
-SCALE = 2.0**40
+SCALE = 2.0**30
 """At which every gradient of a float16 overflows."""
 
 
@@ -85,6 +85,5 @@ def _work(rank: int, ranks: int, port: int, model: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_step_that_overflows_is_repeated_until_it_counts(ranks: int, tmp_path: Path) -> None:
-    spawn(_work, ranks, str(save_model(tmp_path)))
+def test_a_step_that_overflows_is_repeated_until_it_counts(tmp_path: Path) -> None:
+    spawn(_work, 2, str(save_model(tmp_path)))

@@ -125,7 +125,7 @@ def test_only_the_trained_policy_changes_and_a_run_whose_server_died_resumes(
 ) -> None:
     # Of other shapes, trained as barely as the third, or hardly: one only answers in validation.
     for name, changes in {"untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1, "clean_steps": 5}}.items():
-        make(tmp_path / name, WarmStart(**{"clean_steps": 60, "noisy_steps": 0, **changes}))  # type: ignore[arg-type]
+        make(tmp_path / name, WarmStart(**{"clean_steps": 20, "noisy_steps": 0, **changes}))  # type: ignore[arg-type]
     own = {"left": tmp_path / "untied", "right": tmp_path / "shallow", "judge": tied_model}
     overrides = (
         *SMALL,
@@ -259,6 +259,7 @@ def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, tied_model: 
         f"data.val_files={tmp_path}/letters.parquet",
         f"reward.custom_reward_function.path={tmp_path}/reward.py",
         "reward.custom_reward_function.name=compute_score",
+        "reward.num_workers=1",
         "actor_rollout_ref.rollout.n=4",
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",

@@ -103,7 +103,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("ranks", "overrides"),
     [
-        (1, []),
         (
             1,
             [

@@ -39,7 +39,7 @@ OTHER = 1_800_000_000 + os.getpid()
 SECRET = "hunter2"
 AT_ONCE = 4
 PLACES = [(level, user) for level in LEVELS for user in hostile.seen_users()]
-RUNS = 800
+RUNS = 300
 NEIGHBOUR = f"import time\nfor name in 'secret', 'other': open(name, 'w').write('{SECRET}')\ntime.sleep(3600)"
 
 
@@ -279,10 +279,10 @@ def test_programs_reach_their_aims_only_where_the_table_says(arena: Arena) -> No
 
 @pytest.mark.slow
 def test_hundreds_of_contained_programs_leave_nothing() -> None:
-    """The programs include the slow ones of the corpus."""
     files, processes = len(os.listdir("/proc/self/fd")), children(os.getpid())
     for level, user in PLACES:
         held = [one for one in hostile.programs() if one.can_run and not one.alone and not one.works_at(level, user)]
+        held.sort(key=lambda one: not one.slow)  # the others have run where the table is tested
         runs = list(itertools.islice(itertools.cycle(held), RUNS // len(PLACES)))
         with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as held_open:
             arena = Arena(level, user, patch, held_open)
