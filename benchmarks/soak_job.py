@@ -30,7 +30,8 @@ from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.rollout.manager import TeamRolloutManager
-from verl_atgrpo.train.serving.client import AvoidingBalancer, DecisionClient, TeamClient
+from verl_atgrpo.train.serving.balancer import AvoidingBalancer
+from verl_atgrpo.train.serving.client import DecisionClient, TeamClient
 from verl_atgrpo.train.serving.requests import Gate
 from verl_atgrpo.train.serving.served_weights import ServedWeights
 from verl_atgrpo.train.trainer.dataset import TeamTokenizer

@@ -29,13 +29,13 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/train/rollout": 920,
     "verl_atgrpo/train/rows": 510,
     "verl_atgrpo/sandbox": 1_290,
-    "verl_atgrpo/train/serving": 1_780,
+    "verl_atgrpo/train/serving": 1_880,
     "verl_atgrpo/lab/tiny_models": 690,
     "verl_atgrpo/train/trainer": 2_810,
     "environments": 9_600,
     "recipes": 1_090,
     "benchmarks": 5_290,
-    "tests": 46_720,
+    "tests": 46_840,
     "docs": 30_000,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

@@ -135,7 +135,7 @@ SYMBOLS = _symbols(
     verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter _ensure_server_handle resume(tags)
         update_weights(weights, global_steps)
     verl.workers.rollout.utils ensure_async_iterator(iterable)
-    verl.workers.rollout.router:GlobalRequestLoadBalancer add_servers(servers) remove_servers(server_ids)
+    verl.workers.rollout.router:RequestLoadBalancer add_servers(servers) remove_servers(server_ids)
         get_all_servers acquire_server(request_id) require_acquire_fields
     verl.checkpoint_engine:CheckpointEngineManager add_replicas(replicas) remove_replicas(replicas) sleep_replicas
         abort_replicas resume_generation_replicas

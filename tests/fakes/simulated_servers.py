@@ -1,4 +1,4 @@
-"""Fake servers for the client without Ray: actors are objects of this process; the balancer is verl's."""
+"""Fake servers for the client without Ray: actors are objects of this process; the balancer is real."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import ray
 from fakes.simulated_cluster import LocalStream
 from omegaconf import OmegaConf
 from verl.workers.rollout.replica import TokenOutput
-from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from verl_atgrpo.train.serving.client import AvoidingBalancer, DecisionClient
+from verl_atgrpo.train.serving.balancer import AvoidingBalancer
+from verl_atgrpo.train.serving.client import DecisionClient
 from verl_atgrpo.train.serving.requests import Gate, PatientClient
 from verl_atgrpo.train.serving.server import GroupResponses
 
@@ -167,7 +167,7 @@ class Servers:
         timeout: float = 5.0,
         retries: int = 2,
         slots: int = 900,
-        balancer: type[GlobalRequestLoadBalancer] = AvoidingBalancer,
+        balancer: type[Any] = AvoidingBalancer,
         client: type[DecisionClient] = DecisionClient,
     ) -> None:
         """Creates them; `slots` per server must divide 900, which the workers share."""

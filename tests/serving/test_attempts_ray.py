@@ -19,7 +19,8 @@ from waiting import HANG
 
 from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.train.serving import client
-from verl_atgrpo.train.serving.client import AvoidingBalancer, DecisionClient
+from verl_atgrpo.train.serving.balancer import AvoidingBalancer
+from verl_atgrpo.train.serving.client import DecisionClient
 from verl_atgrpo.train.serving.requests import Gate, PatientClient
 from verl_atgrpo.train.serving.server import GroupResponses, Result
 

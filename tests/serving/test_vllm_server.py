@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +22,10 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
 from vllm.sampling_params import RequestOutputKind
 
+from verl_atgrpo.train.serving.balancer import AvoidingBalancer
 from verl_atgrpo.train.serving.decision_server import DecisionServer
 from verl_atgrpo.train.serving.requests import engine_params
+from verl_atgrpo.train.serving.vllm_server import VllmServer
 from verl_atgrpo.train.serving.workers import PolicyServers, replica_class
 
 
@@ -63,9 +67,9 @@ class Engine:
         return SimpleNamespace(outputs=[completion], num_cached_tokens=1, prompt_logprobs=None)
 
 
-def fake_server() -> DecisionServer:
+def fake_server() -> VllmServer:
     """Returns a server with the attributes that verl's `generate` and its gate use."""
-    server = DecisionServer.__new__(DecisionServer)
+    server = VllmServer.__new__(VllmServer)
     server.config = OmegaConf.create(
         {"max_model_len": 64, "full_determinism": False, "enable_rollout_routing_replay": False, "mtp": None}
     )
@@ -78,7 +82,7 @@ def fake_server() -> DecisionServer:
     return server
 
 
-async def group(server: DecisionServer, lengths: list[int], timeout: float = 100.0) -> list[Any]:
+async def group(server: VllmServer, lengths: list[int], timeout: float = 100.0) -> list[Any]:
     """Samples responses of these lengths."""
     ids = [f"r{number}" for number in range(len(lengths))]
     params = [{"max_tokens": 20, "logprobs": True, "seed": number} for number in range(len(lengths))]
@@ -104,6 +108,46 @@ def test_every_replica_has_our_server_also_when_it_is_started_again() -> None:
         assert "self.server_class.options(" in inspect.getsource(replica.launch_servers)
 
 
+def test_the_actor_has_all_methods_of_the_server() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+
+    assert public(DecisionServer) == public(VllmServer)
+
+
+@virtually
+async def test_a_call_to_the_actor_is_one_to_its_server() -> None:
+    closed = []
+
+    class Fake:
+        async def sleep(self, level: int = 0) -> int:
+            return level + 1
+
+        def get_server_address(self) -> str:
+            return "here"
+
+        async def generate_group(self, prompt_ids: list[int]) -> AsyncIterator[int]:
+            try:
+                for one in prompt_ids:
+                    yield one
+            finally:
+                closed.append(True)
+
+    actor: Any = DecisionServer.__new__(DecisionServer)
+    actor._server = Fake()
+    assert (await actor.sleep(level=1), await actor.get_server_address()) == (2, "here")
+    stream = actor.generate_group(prompt_ids=[5, 6])
+    assert await anext(stream) == 5
+    await stream.aclose()  # as Ray does where the call is cancelled
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("kind", [DecisionServer, AvoidingBalancer])
+def test_a_process_that_gets_a_handle_imports_neither_verl_nor_torch(kind: type) -> None:
+    listed = f"import sys, {kind.__module__}; print(*{{'verl', 'vllm', 'torch', 'numpy'}} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", listed], capture_output=True, check=True).stdout.split() == []
+
+
 def test_a_replica_without_that_attribute_is_not_used() -> None:
     class Changed:
         """verl's, one day."""
@@ -118,7 +162,7 @@ def test_verls_server_takes_what_we_give_it() -> None:
     required = [name for name, one in parameters.items() if one.default is one.empty]
     assert required == ["self", "prompt_ids", "sampling_params", "request_id"]
     assert "global_steps" in inspect.signature(vLLMHttpServer.set_global_steps).parameters
-    sent = inspect.signature(DecisionServer.generate).parameters
+    sent = inspect.signature(VllmServer.generate).parameters
     assert list(sent)[:4] == required
 
 

@@ -17,7 +17,7 @@ from verl_atgrpo.compat import when_imported
 
 
 def _record(requests: ModuleType) -> None:
-    from verl_atgrpo.train.serving.client import actor_id
+    from verl_atgrpo.train.serving.balancer import actor_id
 
     attempt = requests.DecisionClient.attempt
     answered: Counter[int] = Counter()

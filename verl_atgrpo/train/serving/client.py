@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Collection, Hashable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import ray
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
-from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from verl_atgrpo.train.serving.balancer import AvoidingBalancer, actor_id
 from verl_atgrpo.train.serving.server import Result
 
 GRACE = 30.0
@@ -123,35 +123,6 @@ async def _receive(
                 responses[number].set_result(result)
         if not left:
             return
-
-
-class AvoidingBalancer(GlobalRequestLoadBalancer):  # type: ignore[misc]
-    """Routes a request that has failed on some servers to another one."""
-
-    def require_acquire_fields(self) -> list[str]:
-        """Returns the further arguments that verl's client passes to `acquire_server`."""
-        return ["avoid", "known"]
-
-    def acquire_server(
-        self, request_id: str, avoid: Sequence[str] = (), known: Collection[str] = ()
-    ) -> tuple[str, Any]:
-        """Returns id and handle of a server that is not one of the ids to `avoid`; raises RuntimeError without one.
-
-        For the `known` ids of actors, whose handles the client has, the handle is None: unpickling another one would
-        create hundreds of objects.
-        """
-        hidden = {server: self._inflight_requests.pop(server) for server in avoid if server in self._inflight_requests}
-        try:
-            server_id, server = super().acquire_server(request_id)
-        finally:
-            self._inflight_requests.update(hidden)
-        return server_id, None if known and actor_id(server) in known else server
-
-
-def actor_id(server: Any) -> str:
-    """Returns Ray's id of an actor; unlike its address, a restarted server does not inherit it."""
-    identity: str = server._actor_id.hex()
-    return identity
 
 
 def balancer_class(rollout: Any) -> type[AvoidingBalancer] | None:

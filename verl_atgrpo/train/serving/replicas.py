@@ -15,7 +15,7 @@ from verl.single_controller.ray import RayWorkerGroup
 from verl.workers.rollout.replica import RolloutReplica
 
 from verl_atgrpo.train.config.schema import SECTION
-from verl_atgrpo.train.serving.client import actor_id
+from verl_atgrpo.train.serving.balancer import actor_id
 from verl_atgrpo.train.serving.health import PolicyFailed, dead_replicas, is_dead, last_line, watched
 from verl_atgrpo.train.serving.workers import PolicyServers, WeightTarget, check_wiring
 

@@ -18,8 +18,8 @@ _ADAPTER: contextvars.ContextVar[int] = contextvars.ContextVar("adapter")
 """Of the request that the running task generates."""
 
 
-class DecisionServer(GroupResponses, vLLMHttpServer):  # type: ignore[misc]
-    """The server of `DecisionClient`."""
+class VllmServer(GroupResponses, vLLMHttpServer):  # type: ignore[misc]
+    """A replica of a policy, in the actor `DecisionServer`."""
 
     engine: Any
 

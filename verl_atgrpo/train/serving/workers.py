@@ -28,7 +28,8 @@ from verl_atgrpo.train.config.policies import ADAPTERS
 from verl_atgrpo.train.engine.loss_scale import repeat_overflows
 from verl_atgrpo.train.engine.prefix_tree.engine import VENDOR
 from verl_atgrpo.train.serving import arrival, row_loops
-from verl_atgrpo.train.serving.client import actor_id
+from verl_atgrpo.train.serving.balancer import actor_id
+from verl_atgrpo.train.serving.decision_server import DecisionServer
 from verl_atgrpo.train.serving.health import last_line
 from verl_atgrpo.train.serving.server import ADAPTER, name_sender
 
@@ -351,7 +352,6 @@ def replica_class(base: type, first_replica: int) -> type:
 
     Replica numbers start at `first_replica`, while the ranks of their workers start at 0.
     """
-    from verl_atgrpo.train.serving.decision_server import DecisionServer
 
     class PolicyReplica(base):  # type: ignore[misc,valid-type]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
