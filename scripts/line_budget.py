@@ -29,7 +29,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/train/rollout": 920,
     "verl_atgrpo/train/rows": 510,
     "verl_atgrpo/sandbox": 1_290,
-    "verl_atgrpo/train/serving": 1_880,
+    "verl_atgrpo/train/serving": 1_890,
     "verl_atgrpo/lab/tiny_models": 690,
     "verl_atgrpo/train/trainer": 2_810,
     "environments": 9_600,
