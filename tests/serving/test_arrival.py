@@ -176,14 +176,24 @@ def _worker(engine: Any, section: Any, config: Any) -> Any:
     return worker
 
 
-def _update(
-    rank: int, ranks: int, port: int, model: str, overrides: Sequence[str], seed: int | None, out: str
-) -> None:
-    """Updates once with each rate and server's dtype; writes the metrics, and those of all weights of the model.
+LORA = ["actor_rollout_ref.model.lora_rank=4"]
+KINDS: dict[str, tuple[list[str], int | None]] = {"model": ([], None), "adapter": (LORA, None), "dithered": ([], 7)}
+"""What is trained -> overrides and the dither's seed."""
 
-    With a seed weights are dithered before; how many that moved is written, too, and whether servers could tell.
-    """
+
+def _updates(rank: int, ranks: int, port: int, model: str, out: str) -> None:
+    """Writes the updates of each kind."""
     join(rank, ranks, port)
+    done = {kind: _update(rank, ranks, model, *given) for kind, given in KINDS.items()}
+    torch.save(done, f"{out}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def _update(rank: int, ranks: int, model: str, overrides: Sequence[str], seed: int | None) -> dict[Any, Any]:
+    """Updates once with each rate and server's dtype; returns the metrics, and those of all weights of the model.
+
+    With a seed weights are dithered before; how many that moved is returned, too.
+    """
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -209,8 +219,7 @@ def _update(
         after = _whole(engine)
         expected = figures(sums(before, after, served))
         done[rate, dtype] = {key: metrics[key] for key in expected}, expected, moved
-    torch.save(done, f"{out}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return done
 
 
 def _whole(engine: Any) -> Any:
@@ -230,30 +239,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-LORA = ["actor_rollout_ref.model.lora_rank=4"]
+@pytest.fixture(scope="module")
+def updates(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[Any, Any]]:
+    """The updates of each kind, which are the same on both ranks."""
+    out = tmp_path_factory.mktemp("updates")
+    spawn(_updates, 2, str(model), str(out))
+    done, other = (torch.load(out / f"{rank}.pt") for rank in range(2))
+    assert done == other
+    found: dict[str, dict[Any, Any]] = done
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [[], LORA], ids=["model", "adapter"])
-def test_a_workers_update_tells_what_arrives(overrides: list[str], model: Path, tmp_path: Path) -> None:
-    spawn(_update, 2, str(model), overrides, None, str(tmp_path))
-    done, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert done == other
+@pytest.mark.parametrize("kind", ["model", "adapter"])
+def test_a_workers_update_tells_what_arrives(updates: dict[str, dict[Any, Any]], kind: str) -> None:
+    done = updates[kind]
     for metrics, expected, moved in done.values():
         assert metrics == pytest.approx(expected, rel=1e-6)
         assert moved == 0
     little, much = (done[rate, "bfloat16"][0] for rate in (1e-6, 1e-2))
-    if not overrides:  # an adapter's weights begin at 0 or between the dtype's numbers
+    if kind == "model":  # an adapter's weights begin at 0 or between the dtype's numbers
         assert little[ARRIVED] < 0.05 and little[CHANGED] < 0.05
     assert much[ARRIVED] > 0.9 and much[CHANGED] > 0.4
     assert all(done[rate, "float32"][0][ARRIVED] == pytest.approx(1) for rate in (1e-6, 1e-2))
 
 
 @pytest.mark.slow
-def test_small_updates_of_dithered_weights_arrive(model: Path, tmp_path: Path) -> None:
-    spawn(_update, 2, str(model), [], 7, str(tmp_path))
-    done, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert done == other
+def test_small_updates_of_dithered_weights_arrive(updates: dict[str, dict[Any, Any]]) -> None:
+    done = updates["dithered"]
     assert done[1e-6, "bfloat16"][2] > 0.9 and done[1e-6, "float32"][2] == 0
     # Of this model's few weights a small part crosses a boundary, so that the mean is known coarsely.
     assert done[1e-6, "bfloat16"][0][ARRIVED] == pytest.approx(1, abs=0.5)
