@@ -168,8 +168,15 @@ _OF_OUTCOMES = ("at_grpo.scheme=parallel",)
 _OF_OWN_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=own")
 # The recipe's bonus is added to all rows, and by the outcome most groups have nothing but it.
 _NO_BONUS = "actor_rollout_ref.actor.entropy_coeff=0"
-# One adapter for all agents, at ten times the whole model's rate.
+# One adapter for all agents, or one for each, at ten times the whole model's rate.
 _ADAPTER = "model=smollm2_adapter"
+_ADAPTER_EACH = (
+    "~at_grpo.agents",
+    "+at_grpo.agents={{agent_0}: {agent_0}, {agent_1}: {agent_1}}",
+    "at_grpo.policies={{agent_0}: {base: smollm2, lora: {rank: 16, alpha: 32}}, "
+    "{agent_1}: {base: smollm2, lora: {rank: 16, alpha: 32}}}",
+)
+_K_4 = "at_grpo.candidates=4"
 # The tasks of a step are as many as in the tree: K whole episodes of a task have about as many candidates.
 WORDS: Mapping[str, Variant] = {
     "at_grpo": VARIANTS["at_grpo"],
@@ -186,17 +193,10 @@ WORDS: Mapping[str, Variant] = {
     "dr_mas_scores": Variant("team, Dr. MAS, sum of scores", (*_OF_SCORES, "at_grpo.estimator=dr_mas")),
     "dr_mas_own": Variant("team, Dr. MAS, own scores", (*_OF_OWN_SCORES, "at_grpo.estimator=dr_mas")),
     "at_grpo_roles": Variant("AT-GRPO, a policy per role", ("+roles={roles}",)),
-    "at_grpo_adapters": Variant(
-        "AT-GRPO, an adapter per role on one base",
-        (
-            "~at_grpo.agents",
-            "+at_grpo.agents={{agent_0}: {agent_0}, {agent_1}: {agent_1}}",
-            "at_grpo.policies={{agent_0}: {base: smollm2, lora: {rank: 16, alpha: 32}}, "
-            "{agent_1}: {base: smollm2, lora: {rank: 16, alpha: 32}}}",
-        ),
-        rate=10.0,
-    ),
+    "at_grpo_adapters": Variant("AT-GRPO, an adapter per role on one base", _ADAPTER_EACH, rate=10.0),
     "at_grpo_adapter": Variant("AT-GRPO, one adapter", (_ADAPTER,), rate=10.0),
+    "at_grpo_adapters_k_4": Variant("AT-GRPO, an adapter per role, K = 4", (*_ADAPTER_EACH, _K_4), rate=10.0),
+    "at_grpo_adapter_k_4": Variant("AT-GRPO, one adapter, K = 4", (_ADAPTER, _K_4), rate=10.0),
     "team_grpo_adapter": Variant(
         "team, GRPO, outcome, one adapter", (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=mas_grpo"), rate=10.0
     ),
@@ -214,7 +214,7 @@ SETTINGS: Mapping[str, Variant] = {
         "team, GRPO, outcome, gradients clipped to 1",
         (*_OF_OUTCOMES, "at_grpo.estimator=mas_grpo", "actor_rollout_ref.actor.optim.clip_grad=1"),
     ),
-    "k_4": Variant("K = 4", ("at_grpo.candidates=4",)),
+    "k_4": Variant("K = 4", (_K_4,)),
     "k_16": Variant("K = 16", ("at_grpo.candidates=16",)),
     "entropy_0": Variant("no entropy bonus", (_NO_BONUS,)),
     "entropy_.03": Variant("entropy bonus .03", ("actor_rollout_ref.actor.entropy_coeff=0.03",)),
