@@ -195,8 +195,8 @@ WORDS: Mapping[str, Variant] = {
     "at_grpo_roles": Variant("AT-GRPO, a policy per role", ("+roles={roles}",)),
     "at_grpo_adapters": Variant("AT-GRPO, an adapter per role on one base", _ADAPTER_EACH, rate=10.0),
     "at_grpo_adapter": Variant("AT-GRPO, one adapter", (_ADAPTER,), rate=10.0),
-    "at_grpo_adapters_k_4": Variant("AT-GRPO, an adapter per role, K = 4", (*_ADAPTER_EACH, _K_4), 0.65, rate=10.0),
-    "at_grpo_adapter_k_4": Variant("AT-GRPO, one adapter, K = 4", (_ADAPTER, _K_4), 0.65, rate=10.0),
+    "at_grpo_adapters_k_4": Variant("AT-GRPO, an adapter per role, K = 4", (*_ADAPTER_EACH, _K_4), 0.5, rate=10.0),
+    "at_grpo_adapter_k_4": Variant("AT-GRPO, one adapter, K = 4", (_ADAPTER, _K_4), 0.5, rate=10.0),
     "team_grpo_adapter": Variant(
         "team, GRPO, outcome, one adapter", (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=mas_grpo"), rate=10.0
     ),
