@@ -594,11 +594,11 @@ def test_every_configuration_passes_the_checks_of_a_jobs_start(
 
 @pytest.mark.slow
 @pytest.mark.training
-def test_the_reduced_check_passes_on_the_cpu(tmp_path: Path) -> None:
+def test_the_reduced_check_passes_on_the_cpu(tmp_path: Path, tied_model: Path) -> None:
     """A training that is killed and resumed, its evaluation, rollouts, and trees and adapters in verl's engines."""
     script = Path(gpu_check.__file__)
     done = subprocess.run(
-        [sys.executable, str(script), "--reduced", f"--out={tmp_path / 'out'}", "--minutes=60"],
+        [sys.executable, str(script), "--reduced", f"--model={tied_model}", f"--out={tmp_path / 'out'}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         check=False,
