@@ -20,7 +20,7 @@ from one_gpu.measures import Measure, Report
 from one_gpu.models import random_model
 from verl_atgrpo import platform_choice
 
-STEPS = 8
+STEPS = {"cuda": 8, "cpu": 3}
 """Optimizer steps whose entropies are compared."""
 _APART = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 """Largest difference of a log-prob (nats) that the dtype's rounding explains, with this model."""
@@ -54,7 +54,7 @@ class Computed(NamedTuple):
     norms: torch.Tensor
 
 
-def compute(kind: Any, folder: Path, strategy: str, dtype: str, steps: int = STEPS) -> Computed:
+def compute(kind: Any, folder: Path, strategy: str, dtype: str, steps: int) -> Computed:
     """Returns log-probs and entropies of some rows by an engine, before each of a few optimizer steps on them."""
     from fakes.fsdp_rows import batch, make, some_rows
     from verl.utils.device import get_device_id
@@ -111,7 +111,7 @@ def engines(folder: Path, report: Report, device: str) -> None:
     pairs = [("fsdp2", "fp32"), ("fsdp2", "bf16"), ("fsdp", "fp32"), ("fsdp", "bf16"), ("fsdp2", "fp16")]
     for strategy, dtype in pairs[:2] if device == "cpu" else pairs:
         # In float16 verl's engine drops an optimizer step whose scaled gradients overflow, where ours repeats it.
-        steps = 1 if dtype == "fp16" else STEPS if device == "cuda" else 3
+        steps = 1 if dtype == "fp16" else STEPS[device]
         plain, trees = (compute(kind, folder, strategy, dtype, steps) for kind in (FSDPEngineWithLMHead, TreeEngine))
         apart = float((plain.log_probs - trees.log_probs).abs().max())
         entropy = float(((trees.entropies - plain.entropies) / plain.entropies).abs().max())

@@ -58,6 +58,6 @@ def test_the_command_lists_its_environments(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.slow
 @pytest.mark.training
 def test_the_starting_model_has_the_format_and_low_success(tmp_path: Path) -> None:
-    # With all of the recipe's steps 39%.
+    # 24%; without the noisy steps 62.5%, with all of the recipe's steps 39%.
     known = make(tmp_path, WarmStart(clean_steps=60, noisy_steps=25))
-    assert 0.2 <= known["success"] <= 0.53
+    assert 0.2 <= known["success"] <= 0.4
