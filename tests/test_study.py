@@ -26,7 +26,7 @@ import curves
 import planner_alone
 import results
 import study
-from variants import GAMES, LEVELS, VARIANTS
+from variants import CRITIC, GAMES, LEVELS, VARIANTS
 
 
 @pytest.mark.slow  # half a second each
@@ -48,6 +48,23 @@ def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, gam
     assert models == {str(tmp_path / "start"), *map(str, trained)}
     assert bool(config.trainer.get("val_only")) == bool(variant.needs)
     assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(GAMES[game].learning_rate * variant.rate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("game", "name"), [*(("plan_path", name) for name in CRITIC), ("sudoku", "c3"), ("walk", "critic")]
+)
+def test_critics_are_jobs_that_can_start_and_score_by_the_outcome(
+    compose: Any, tmp_path: Path, game: str, name: str
+) -> None:
+    variant = GAMES[game].variant(name)
+    overrides = study.overrides_of(GAMES[game], variant, 1, tmp_path, tmp_path / "start", [])
+    config = compose(GAMES[game].recipe, *overrides, "at_grpo.train_tasks=256", "at_grpo.val_tasks=8")
+    check_run(config)
+    settings = AtGrpoConfig.from_config(config)
+    assert settings.scheme == ("branch" if name == "c3" else "parallel")
+    assert (settings.critic is not None) == name.startswith("critic")
+    assert settings.episode_reward == "outcome"
 
 
 @pytest.mark.slow

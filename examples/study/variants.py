@@ -162,6 +162,41 @@ LEVELS: Mapping[str, Variant] = {
 }
 """Plan-Path by success alone, validated on far goals."""
 
+# A critic is an adapter on the team's base, so the team has one, too.
+_LORA = "lora: {rank: 16, alpha: 32}"
+
+
+def _critic(settings: str = "lam: 0.5", rate: str = "2e-3", episodes: tuple[str, ...] = _EPISODES) -> tuple[str, ...]:
+    return (
+        "~at_grpo.agents",
+        "+at_grpo.agents={all: player}",
+        f"at_grpo.policies={{player: {{base: one, {_LORA}}}, critic: {{base: one, {_LORA}, optim: {{lr: {rate}}}}}}}",
+        f"at_grpo.critic={{policy: critic, {settings}}}",
+        *episodes,
+        "at_grpo.estimator={preset: dr_mas, scale: none}",
+    )
+
+
+_ONE_ADAPTER = ("actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora_alpha=32", *_EPISODES)
+CRITIC: Mapping[str, Variant] = {
+    "dr_mas_adapter": Variant("Dr. MAS, one adapter", (*_ONE_ADAPTER, "at_grpo.estimator=dr_mas"), rate=5),
+    "dr_mas_undivided": Variant(
+        "the same, not divided", (*_ONE_ADAPTER, "at_grpo.estimator={preset: dr_mas, scale: none}"), rate=5
+    ),
+    "critic": Variant("scores of a value critic, lambda .5", _critic(), rate=5),
+    "critic_short": Variant("the same, one pass over two steps", _critic("lam: 0.5, replay: 1, epochs: 1"), rate=5),
+    "critic_lam_.9": Variant("the same, lambda .9", _critic("lam: 0.9"), rate=5),
+    "critic_no_hindsight": Variant("the same, without hindsight", _critic("lam: 0.5, hindsight: false"), rate=5),
+    "critic_no_replay": Variant("the same, without earlier steps", _critic("lam: 0.5, replay: 0"), rate=5),
+    "critic_frozen": Variant("the same, never trained", _critic("lam: 0.5, replay: 0, epochs: 1", "0"), rate=5),
+    "critic_likelihood": Variant("scores of a likelihood critic", _critic("kind: likelihood"), rate=5),
+    "c3": Variant(
+        "C3 at each agent's first decision",
+        ("+credit=c3", "at_grpo.branch.at={tool_user: 0, planner: 0}", "at_grpo.candidates=4", *_tasks(8)),
+    ),
+}
+"""Learned scores on tiny models, by the outcome alone, beside the same without a critic."""
+
 _OF_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=scores")
 _OF_OUTCOMES = ("at_grpo.scheme=parallel",)
 # A sum of scores pays for long episodes. With own scores the rewards are AT-GRPO's; groups and commitment differ.
@@ -205,6 +240,18 @@ WORDS: Mapping[str, Variant] = {
     ),
     "dr_mas_own_adapter": Variant(
         "team, Dr. MAS, own scores, one adapter", (_ADAPTER, *_OF_OWN_SCORES, "at_grpo.estimator=dr_mas"), rate=10.0
+    ),
+    "critic": Variant(
+        "team, outcome, scores of a value critic",
+        (*_critic("lam: 0.5", "5e-4", _OF_OUTCOMES), _NO_BONUS),
+        2,
+        rate=10.0,
+    ),
+    "dr_mas_adapter_entropy_0": Variant(
+        "the same, without a critic",
+        (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator={preset: dr_mas, scale: none}", _NO_BONUS),
+        2,
+        rate=10.0,
     ),
 }
 """Ways to train an instruct model on games told in words."""
@@ -253,7 +300,9 @@ class Game:
     def variant(self, name: str) -> Variant:
         """Returns a variant by its name, with or without a learning rate, or raises ValueError."""
         plain, _, rate = name.partition("@")
-        found = self.variants.get(plain) or ({**UPDATES, **LEVELS}.get(plain) if self.model is None else None)
+        found = self.variants.get(plain) or (
+            {**UPDATES, **LEVELS, **CRITIC}.get(plain) if self.model is None else None
+        )
         if found is None:
             raise ValueError(f"--variants {name}: {self.recipe} has {', '.join(self.variants)}")
         return replace(found, rate=float(rate) / self.learning_rate) if rate else found
@@ -283,5 +332,5 @@ GAMES: Mapping[str, Game] = {
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
 }
-ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **UPDATES, **LEVELS}
+ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **UPDATES, **LEVELS, **CRITIC}
 """All names of variants, in the order of tables."""
