@@ -243,7 +243,7 @@ WORDS: Mapping[str, Variant] = {
     ),
     "critic": Variant(
         "team, outcome, scores of a value critic",
-        (*_critic("lam: 0.5", "5e-4", _OF_OUTCOMES), _NO_BONUS),
+        (*_critic("lam: 0.5, replay: 0", "1e-3", _OF_OUTCOMES), _NO_BONUS),
         2,
         rate=10.0,
     ),
