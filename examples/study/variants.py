@@ -166,7 +166,9 @@ LEVELS: Mapping[str, Variant] = {
 _LORA = "lora: {rank: 16, alpha: 32}"
 
 
-def _critic(settings: str = "lam: 0.5", rate: str = "2e-3", episodes: tuple[str, ...] = _EPISODES) -> tuple[str, ...]:
+def _critic(
+    settings: str = "lam: 0.5, replay: 1, epochs: 1", rate: str = "2e-3", episodes: tuple[str, ...] = _EPISODES
+) -> tuple[str, ...]:
     return (
         "~at_grpo.agents",
         "+at_grpo.agents={all: player}",
@@ -184,12 +186,16 @@ CRITIC: Mapping[str, Variant] = {
         "the same, not divided", (*_ONE_ADAPTER, "at_grpo.estimator={preset: dr_mas, scale: none}"), rate=5
     ),
     "critic": Variant("scores of a value critic, lambda .5", _critic(), rate=5),
-    "critic_short": Variant("the same, one pass over two steps", _critic("lam: 0.5, replay: 1, epochs: 1"), rate=5),
-    "critic_lam_.9": Variant("the same, lambda .9", _critic("lam: 0.9"), rate=5),
-    "critic_no_hindsight": Variant("the same, without hindsight", _critic("lam: 0.5, hindsight: false"), rate=5),
-    "critic_no_replay": Variant("the same, without earlier steps", _critic("lam: 0.5, replay: 0"), rate=5),
+    "critic_long": Variant("the same, two passes over three steps", _critic("lam: 0.5, replay: 2, epochs: 2"), rate=5),
+    "critic_lam_.9": Variant("the same, lambda .9", _critic("lam: 0.9, replay: 1, epochs: 1"), rate=5),
+    "critic_no_hindsight": Variant(
+        "the same, without hindsight", _critic("lam: 0.5, replay: 1, epochs: 1, hindsight: false"), rate=5
+    ),
+    "critic_no_replay": Variant("the same, without earlier steps", _critic("lam: 0.5, replay: 0, epochs: 1"), rate=5),
     "critic_frozen": Variant("the same, never trained", _critic("lam: 0.5, replay: 0, epochs: 1", "0"), rate=5),
-    "critic_likelihood": Variant("scores of a likelihood critic", _critic("kind: likelihood"), rate=5),
+    "critic_likelihood": Variant(
+        "scores of a likelihood critic", _critic("kind: likelihood, replay: 1, epochs: 1"), rate=5
+    ),
     "c3": Variant(
         "C3 at each agent's first decision",
         ("+credit=c3", "at_grpo.branch.at={tool_user: 0, planner: 0}", "at_grpo.candidates=4", *_tasks(8)),
