@@ -812,7 +812,8 @@ class Critic:
             tags |= {"cut": False, "prompt_len": 2, "response_len": len(answer), "seq_len": 2 + len(answer)}
             made.append(Row(f"s{step}_0_{number}", episode[0], [3, last], Generation(answer, [], ""), 0.0, tags))
         batch = Batch([row.key for row in made], [row.tags for row in made])
-        self.policy.queue.kv_batch_put(batch.keys, "train", episode_fields(made, 0, {}, ""), batch.tags)
+        fields = episode_fields(made, 0, {}, "", lambda ids: torch.arange(3, 3 + len(ids)))
+        self.policy.queue.kv_batch_put(batch.keys, "train", fields, batch.tags)
         self.policy.temperature_of |= dict.fromkeys(batch.keys, 1.0)
         update = self.unit.train(batch, step)
         self.returned = {key for key in update.rows.keys if key.startswith("s")}
@@ -859,6 +860,8 @@ def test_earlier_steps_are_learned_from_again(make: Make, tmp_path: Path) -> Non
     learned = [{key for key in keys if key.startswith("s")} for keys in critic.policy.workers.engine.steps]
     of_step = [{f"s{step}_0_{number}" for number in range(3)} for step in (1, 2, 3)]
     assert learned == [of_step[0], of_step[0] | of_step[1], of_step[1] | of_step[2]]
+    again_there = critic.policy.queue.kv_batch_get(["s2_0_1"], "train", ["position_ids"])["position_ids"]
+    assert torch.equal(again_there[0], torch.tensor([3, 4, 5])), "with the positions that its model counts by"
     again = Critic(make, replay=1)
     where = OmegaConf.create({"default_local_dir": str(tmp_path), "resume_mode": "auto", "resume_from_path": None})
     checkpoints.save(where, [], 3, {}, states={"critic": critic.unit.state()})

@@ -43,6 +43,8 @@ class PastRow(NamedTuple):
     prompt_ids: list[int]
     answer_ids: list[int]
     tags: dict[str, Any]
+    positions: Tensor
+    """Its position ids, the last dimension its length: some models count several."""
 
 
 class CriticUnit(SharingUnit):
@@ -123,7 +125,9 @@ class CriticUnit(SharingUnit):
             return Batch()
         made = [Row(row.key, "", row.prompt_ids, Generation(row.answer_ids, [], ""), 0.0, {}) for row in rows]
         tags = [dict(row.tags) for row in rows]
-        queue.put_rows([row.key for row in rows], episode_fields(made, 0, {}, ""), tags)
+        positions = iter(rows)
+        fields = episode_fields(made, 0, {}, "", lambda _: next(positions).positions)
+        queue.put_rows([row.key for row in rows], fields, tags)
         return Batch([row.key for row in rows], tags)
 
     def _ratios(self, update: Update) -> Tensor:
@@ -179,11 +183,11 @@ class CriticUnit(SharingUnit):
 def _past_rows(batch: Batch) -> list[PastRow]:
     found: dict[str, PastRow] = {}
     for part in batch.parts():
-        data = part.fetch("prompts", "responses")
-        columns = zip(part.keys, data["prompts"].unbind(), data["responses"].unbind(), part.tags, strict=True)
-        for key, prompt, answer, tags in columns:
+        data = part.fetch("prompts", "responses", "position_ids")
+        columns = [data[name].unbind() for name in ("prompts", "responses", "position_ids")]
+        for key, tags, prompt, answer, positions in zip(part.keys, part.tags, *columns, strict=True):
             kept = {name: value for name, value in tags.items() if name != "score"}
-            found[key] = PastRow(key, prompt.tolist(), answer.tolist(), kept)
+            found[key] = PastRow(key, prompt.tolist(), answer.tolist(), kept, positions.clone())
     return [found[key] for key in batch.keys]
 
 
