@@ -196,6 +196,9 @@ CRITIC: Mapping[str, Variant] = {
     "critic_likelihood": Variant(
         "scores of a likelihood critic", _critic("kind: likelihood, replay: 1, epochs: 1"), rate=5
     ),
+    "critic_likelihood_half": Variant(
+        "the same, half of the reward", _critic("kind: likelihood, weight: 0.5, replay: 1, epochs: 1"), rate=5
+    ),
     "c3": Variant(
         "C3 at each agent's first decision",
         ("+credit=c3", "at_grpo.branch.at={tool_user: 0, planner: 0}", "at_grpo.candidates=4", *_tasks(8)),
