@@ -270,7 +270,7 @@ SETTINGS: Mapping[str, Variant] = {
         "team, GRPO, outcome, gradients clipped to 1",
         (*_OF_OUTCOMES, "at_grpo.estimator=mas_grpo", "actor_rollout_ref.actor.optim.clip_grad=1"),
     ),
-    "k_4": Variant("K = 4", (_K_4,)),
+    "k_4": Variant("K = 4", (_K_4,), 0.6),
     "k_16": Variant("K = 16", ("at_grpo.candidates=16",)),
     "entropy_0": Variant("no entropy bonus", (_NO_BONUS,)),
     "entropy_.03": Variant("entropy bonus .03", ("actor_rollout_ref.actor.entropy_coeff=0.03",)),
