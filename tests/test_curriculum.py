@@ -20,7 +20,7 @@ from verl_atgrpo.play.task_order import HalfSolvedFirst
 
 
 class Count(Environment):
-    """Count to a number; four training tasks of each size."""
+    """Count to a number; four training tasks of each size, and two validation tasks more than its size."""
 
     agents = ("counter",)
 
@@ -37,7 +37,7 @@ class Count(Environment):
         return str(task)
 
     def num_tasks(self, split: Split) -> int:
-        return 4 if split == "train" else 3
+        return 4 if split == "train" else 2 + self.size
 
     async def run(self, task: tuple[int, str, int], team: Team) -> Outcome:
         reply = await team.counter.act(f"count to {task[0]}", lambda text: Score(local=1.0))
@@ -166,11 +166,11 @@ def test_indices_name_levels_and_validation_is_the_last() -> None:
         (0, (1, "train", 3)),  # not in the order of a file
         (2, (3, "train", 0)),  # the fifth of four
     ]
-    assert made.task("val", 2).task == (3, "val", 2)
-    assert (made.num_tasks("train"), made.num_tasks("val"), made.ordered) == (12, 3, True)
+    assert [made.task("val", index).task for index in range(5)] == [(3, "val", index) for index in range(5)]
+    assert (made.num_tasks("train"), made.num_tasks("val"), made.ordered) == (12, 5, True)
     check_declared(made, "curriculum")
     check_first_tasks(made, "curriculum")
-    assert not list(contamination.overlaps(made, 12, 3))
+    assert not list(contamination.overlaps(made, 12, 5))
     assert {made.task("train", index).task for index in range(12)} == {
         (size, "train", task) for size in (1, 2, 3) for task in range(4)
     }

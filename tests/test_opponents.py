@@ -94,6 +94,7 @@ def test_metrics_tell_kinds_apart_and_rate_the_policy() -> None:
     }
     # 2.5 of 4 are odds of 5 to 3, of which the prior takes a little.
     assert 60 < found["opponents/elo"] < 400 * math.log10(5 / 3)
+    assert found["opponents/elo_margin"] > found["opponents/elo"], "four games do not tell who is stronger"
     made.add([], 8)
     assert {"opponents/past/win", "opponents/judge/win"}.isdisjoint(made.metrics())
 
@@ -214,6 +215,9 @@ def test_players_that_won_or_lost_everything_have_ratings() -> None:
     assert 300 < ratings["b"].points < 2000
     assert ratings["c"].points < 0
     assert ratings["c"].margin > ratings["b"].points / 2
+    # A drawn game has the information 1/4, and the prior its own.
+    drawn = elo({("b", "a"): (0.5, 1.0)}, "a")["b"]
+    assert drawn == pytest.approx((0, 1.96 / math.sqrt((math.log(10) / 400) ** 2 / 4 + 600**-2)), abs=0.1)
     with pytest.raises(ValueError, match=r"a score of 3\.0 in 2\.0 games"):
         elo({("b", "a"): (3.0, 2.0)}, "a")
 

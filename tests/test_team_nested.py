@@ -196,16 +196,16 @@ def test_too_few_candidates_are_refused(candidates: int, train: bool, least: int
 
 
 def test_an_agent_may_have_a_k_of_its_own() -> None:
-    team = team_of(candidates=2, agent_candidates={"right": 3})[0]
+    team = team_of(candidates=4, agent_candidates={"right": 3})[0]
 
     async def workflow(team: Team) -> None:
         await team.left.act("x")
         await team.right.act("x")
-        await team.right.act("x", candidates=5)
+        await team.right.act("x", candidates=2)
         await team.right.act("x", train=False)
 
     record = run(workflow, team)
-    assert [len(decision.candidates) for decision in record.decisions] == [2, 3, 5, 1]
+    assert [len(decision.candidates) for decision in record.decisions] == [4, 3, 2, 1]
 
 
 # ------------------------------------------------------------------ the contract

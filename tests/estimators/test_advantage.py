@@ -81,6 +81,8 @@ def test_spread_survives_a_large_common_offset() -> None:
     rewards = torch.tensor([1e6, 1e6 + 0.5, 1e6 + 1])
     result = group_advantages(rewards, ids(0, 0, 0), PRESETS["grpo"])
     assert result.tolist() == pytest.approx([-1, 0, 1], abs=1e-5)
+    # What 300 is rounded by is no spread.
+    assert group_advantages(tensor(1000 * (0.1 + 0.2), 300), ids(0, 0), PRESETS["grpo"]).tolist() == [0, 0]
 
 
 def test_group_ids_need_not_be_dense() -> None:

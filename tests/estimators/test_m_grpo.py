@@ -113,6 +113,7 @@ def test_what_is_dropped_enters_no_statistic() -> None:
     uids = [f"q#0@searcher~{left}" for left in (2, 1, 0)] + ["q#1@searcher~1", "q#1@searcher~0"]
     assert estimate(uids, [0.1, 0.1, 9, 0.1, 0.1], m_grpo(2)) == [0] * 5
     assert estimate(uids, [0.1, 0.1, -9, 0.1, 0.1], m_grpo(2)) == [0] * 5
+    assert estimate(uids, [0, 0, 1e15, 1, 1], m_grpo(2)) == pytest.approx([-1, -1, 0, 1, 1], abs=1e-5)
 
 
 def test_calls_of_one_episode_alone_are_not_compared() -> None:

@@ -56,14 +56,14 @@ def test_rows_that_are_not_trained_get_no_average() -> None:
 
 
 def test_an_agent_may_have_a_decay_of_its_own_and_others_another_formula() -> None:
-    spec = resolve_spec({"preset": "rae", "agents": {"o": {"decay": 0.0}}})
+    spec = resolve_spec({"preset": "rae", "agents": {"o": {"decay": 0.0}, "judge": {"decay": 1}}})
     baselines = Baselines(spec)
-    rows = [row("a0", "x", 1.0), row("a0", "o", 1.0)]
+    rows = [row("a0", agent, 1.0) for agent in ("x", "o", "judge")]
     baselines.write(rows)
     baselines.update(rows)
-    assert baselines.values == {"x": pytest.approx(0.05), "o": 1.0}
-    rewards = torch.tensor([1.0, 1.0], dtype=torch.float64)
-    assert team_advantages(rewards, rows, spec).tolist() == [1.0, 1.0]
+    assert baselines.values == {"x": pytest.approx(0.05), "o": 1.0, "judge": 0.0}
+    rewards = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)
+    assert team_advantages(rewards, rows, spec).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_part_of_a_mixture_may_have_a_decay_of_its_own() -> None:
@@ -84,6 +84,7 @@ def test_an_agent_of_a_parts_own_estimator_has_its_decay() -> None:
     [
         ({"decay": 1.5}, r"^at_grpo\.estimator\.decay: 1\.5 is not a number from 0 to 1$"),
         ({"decay": True}, r"^at_grpo\.estimator\.decay: True is not"),
+        ({"decay": "slow"}, r"^at_grpo\.estimator\.decay: 'slow' is not"),
         ({"scale": "none"}, r"^at_grpo\.estimator\.scale: 'none' has no effect with rae"),
         ({"center": "leave_one_out"}, r"^at_grpo\.estimator\.center: .* has no effect with rae"),
         ({"agents": {"x": {"ddof": 0}}}, r"^at_grpo\.estimator\.agents\.x\.ddof: 0 has no effect with rae"),

@@ -135,8 +135,8 @@ def test_a_processor_with_positions_of_its_own_is_asked_for_every_row() -> None:
             assert ids.shape == mask.shape
             return torch.stack([ids, ids * 2], dim=1)  # (1, 2, T)
 
-    rows = decisions((5, [3, 1]))
-    fields = Worker()._fields(rows, 1, {}, {"data_source": "turns"})
-    assert [positions.tolist() for positions in fields["position_ids"].unbind()] == [
-        [ids.tolist(), (ids * 2).tolist()] for ids in fields["input_ids"].unbind()
-    ]
+    for rows in (decisions((5, [3, 1])), decisions((5, [3, 3]))):
+        fields = Worker()._fields(rows, 1, {}, {"data_source": "turns"})
+        assert [positions.tolist() for positions in fields["position_ids"].unbind()] == [
+            [ids.tolist(), (ids * 2).tolist()] for ids in fields["input_ids"].unbind()
+        ]

@@ -238,15 +238,15 @@ def test_the_entropy_is_scaled_by_the_longest_response_or_the_factor(
 
 
 def test_every_row_is_in_one_part_and_every_part_has_a_real_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"response_len": 10, "is_padding": row % 5 != 0} for row in range(40)]
+    rows = [{"response_len": 10, "is_padding": row % 4 != 0} for row in range(40)]
     batch = Batch(map(str, range(40)), rows)
     assert len(list(batch.parts())) == 1
     monkeypatch.setattr(batches, "TOKENS", 20)
     found = list(batch.parts())
     assert sorted(int(key) for part in found for key in part.keys) == list(range(40))
-    assert len(found) == 8
+    assert len(found) == 10
     assert all(any(not tags["is_padding"] for tags in part.tags) for part in found)
-    assert [len(part) for part in batch.real.parts()] == [2, 2, 2, 2]
+    assert [len(part) for part in batch.real.parts()] == [2, 2, 2, 2, 2]
 
 
 def test_a_batch_and_its_view_for_workers_copy_no_tags() -> None:
