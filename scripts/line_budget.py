@@ -35,7 +35,7 @@ BUDGETS: dict[str, int] = {
     "environments": 9_600,
     "recipes": 1_090,
     "benchmarks": 5_290,
-    "tests": 46_870,
+    "tests": 46_900,
     "docs": 30_000,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

@@ -203,14 +203,14 @@ class CriticSettings(Section):
     """Of its score in a row's reward; the rest is that of `episode_reward`."""
     hindsight: bool = True
     """Whether it reads what the environment says of a task in hindsight."""
-    lam: Annotated[float, Ge(0), Le(1)] = 0.9
+    lam: Annotated[float, Ge(0), Le(1)] = 0.5
     """Lambda of generalised advantages (`value`): 0 for what a candidate itself changed, 1 for the outcome less the
     value before."""
     warmup: Retries = 1
     """Steps in which it only learns: its scores have no weight."""
-    replay: Retries = 2
+    replay: Retries = 1
     """Earlier steps from whose episodes it learns again, beside those of the step."""
-    epochs: Annotated[int, Ge(1), Le(100)] = 2
+    epochs: Annotated[int, Ge(1), Le(100)] = 1
     """Passes over these episodes in a step."""
 
 
