@@ -123,8 +123,8 @@ def test_policies_that_do_not_fit_are_refused(
             r"^at_grpo\.scheme='tree': a critic learns from whole episodes, of which here are parts; use",
         ),
         (
-            ["+at_grpo.critic.kind=likelihood", "+at_grpo.critic.lam=0.5"],
-            r"^at_grpo\.critic\.lam=0\.5 has no effect with kind: likelihood; remove it",
+            ["+at_grpo.critic.kind=likelihood", "+at_grpo.critic.lam=0.9"],
+            r"^at_grpo\.critic\.lam=0\.9 has no effect with kind: likelihood; remove it",
         ),
         (
             ["at_grpo.estimator=mas_grpo"],
@@ -157,7 +157,7 @@ def test_policies_that_do_not_fit_are_refused(
         ),
         (
             ["transfer_queue.backend.SimpleStorage.total_storage_size=512"],
-            r"size=512: a step makes at least 1024 rows, 32 tasks x 8 candidates x decisions of an episode x 4 with",
+            r"size=512: a step makes at least 768 rows, 32 tasks x 8 candidates x decisions of an episode x 3 with",
         ),
         (
             ["~at_grpo.environment", "+at_grpo.environment={name: tic_tac_toe}", "at_grpo.opponents={policy: critic}"],
