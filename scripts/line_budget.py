@@ -20,7 +20,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/lab": 580,
     "verl_atgrpo/train/config": 3_360,
     "verl_atgrpo/cpu": 600,
-    "verl_atgrpo/train/estimators": 1_190,
+    "verl_atgrpo/train/estimators": 1_210,
     "verl_atgrpo/lab/evaluation": 1_490,
     "verl_atgrpo/play": 4_870,
     "verl_atgrpo/train/engine": 1_080,
@@ -35,7 +35,7 @@ BUDGETS: dict[str, int] = {
     "environments": 9_600,
     "recipes": 1_090,
     "benchmarks": 5_290,
-    "tests": 46_900,
+    "tests": 46_930,
     "docs": 30_000,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

@@ -185,6 +185,11 @@ CRITIC: Mapping[str, Variant] = {
     "dr_mas_undivided": Variant(
         "the same, not divided", (*_ONE_ADAPTER, "at_grpo.estimator={preset: dr_mas, scale: none}"), rate=5
     ),
+    "dr_mas_discount": Variant(
+        "the same, discounted by .5",
+        (*_ONE_ADAPTER, "at_grpo.estimator={preset: dr_mas, scale: none, discount: 0.5}"),
+        rate=5,
+    ),
     "critic": Variant("scores of a value critic, lambda .5", _critic(), rate=5),
     "critic_long": Variant("the same, two passes over three steps", _critic("lam: 0.5, replay: 2, epochs: 2"), rate=5),
     "critic_lam_.9": Variant("the same, lambda .9", _critic("lam: 0.9, replay: 1, epochs: 1"), rate=5),

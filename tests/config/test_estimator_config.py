@@ -35,6 +35,10 @@ def refused(estimator: Any, message: str, **options: Any) -> None:
     [
         ("gigpo", "='gigpo' compares whole trajectories: use scheme: parallel"),
         (M_GRPO, "='m_grpo' aligns the calls of whole episodes: use scheme: parallel"),
+        (
+            {"preset": "dr_grpo", "discount": 0.5},
+            "='dr_grpo': discount=0.5 compares decisions .* use scheme: parallel",
+        ),
         ({"name": "mine", "step_weight": 1}, "='mine': step_weight=1 compares equal prompts .* use scheme: parallel"),
         ({"name": "mine", "unit": "trajectory"}, "='mine' compares whole trajectories: use scheme: parallel"),
         (

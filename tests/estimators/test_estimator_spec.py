@@ -35,7 +35,7 @@ from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
             {"preset": "grpo", "centre": "mean"},
             r"^at_grpo\.estimator: unknown key 'centre'; "
             r"valid keys: preset, name, unit, center, scale, ddof, eps, singleton, center_scope, scale_scope, "
-            r"main_agent, sub_calls, step_weight, step_gamma, step_scope, by_task, agents$",
+            r"discount, main_agent, sub_calls, step_weight, step_gamma, step_scope, by_task, agents$",
         ),
         (
             {"preset": "grpo", "name": "mine"},
@@ -127,6 +127,12 @@ def test_needs_are_those_of_all_agents() -> None:
         ({"preset": "gigpo", "step_weight": True}, r"\.step_weight: True is not a finite number >= 0$"),
         ({"preset": "gigpo", "step_gamma": 0}, r"\.step_gamma: 0 is not a number above 0 and at most 1$"),
         ({"preset": "gigpo", "step_gamma": 1.5}, r"\.step_gamma: 1.5 is not a number above 0 and at most 1$"),
+        ({"preset": "dr_mas", "discount": 0}, r"\.discount: 0 is not a number above 0 and at most 1$"),
+        (
+            {"preset": "mas_grpo", "discount": 0.5},
+            r"\.discount: 0.5 gives an episode's rows rewards of their own; set ",
+        ),
+        ({"preset": "rae", "discount": 0.5}, r"\.discount: 0.5 has no effect with rae, whose formula does not read "),
         ({"preset": "gigpo", "step_scope": "task"}, r"\.step_scope: 'task' is not one of group, agent$"),
         (
             {"preset": "gigpo", "step_weight": 0},

@@ -139,3 +139,19 @@ def test_gigpo_from_played_episodes() -> None:
     expected = [1 / 3 + 0.5 - mean, 1 / 3 + 0.125 - mean, 1 / 3 + 0.5 - mean, *[-2 / 3 - mean] * 4]
     assert [advantage for advantage, _ in walker] == pytest.approx(expected)
     assert [move for _, move in walker] == list("RLRLLLL")
+
+
+def test_with_a_discount_what_is_decided_last_counts_most() -> None:
+    """Decisions are scout, walker, walker, and scout, walker, scout, walker, walker; both end with a reward of 1."""
+    spec = resolve_spec({"preset": "dr_mas", "scale": "none", "discount": 0.5})
+    episodes = [played(moves, spec.needs) for moves in ("RR", "LRR")]
+    tags = [{**row.tags, "episode": f"t_{number}"} for number, rows in enumerate(episodes) for row in rows]
+    rewards = torch.ones(len(tags), dtype=torch.float64)
+    scout, walker = (0.25 + 0.0625 + 0.25) / 3, (0.5 + 1 + 0.125 + 0.5 + 1) / 5
+    expected = [0.25 - scout, 0.5 - walker, 1 - walker]
+    expected += [0.0625 - scout, 0.125 - walker, 0.25 - scout, 0.5 - walker, 1 - walker]
+    assert team_advantages(rewards, tags, spec).tolist() == pytest.approx(expected)
+    fields = {"center": "none", "scale": "none", "discount": 0.5, "step_weight": 1}
+    undiscounted = resolve_spec({"name": "both", **fields})  # its step term's own discount is 1
+    rows = [row.tags for row in played("LRR", undiscounted.needs)]  # the last one's prompt occurs once
+    assert team_advantages(rewards[:5], rows, undiscounted).tolist() == [1.0625, 1.125, 1.25, 1.5, 1]

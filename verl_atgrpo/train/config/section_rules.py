@@ -174,6 +174,11 @@ def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[st
             f"{key}: step_weight={spec.step_weight} compares equal prompts of different episodes, but with scheme: "
             f"{c.scheme} a group has one prompt; use scheme: parallel, or step_weight: 0"
         )
+    if not parallel and spec.discount != 1:
+        yield (
+            f"{key}: discount={spec.discount} compares decisions with more and less to come, but with scheme: "
+            f"{c.scheme} a group is one decision; use scheme: parallel, or discount: 1"
+        )
     if not parallel and "agent" in spec.scopes:
         agent = f"the scope agent has no effect with scheme: {c.scheme}, where a group has one agent"
         yield f"{key}: {agent}; use scheme: parallel, or estimator: at_grpo"

@@ -71,6 +71,9 @@ def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inp
             found = f"{result.dtype} {tuple(result.shape)}"
             raise ValueError(f"estimator {spec.name!r}: its formula returns {found}, not float64 ({len(values)},)")
         return result.to(rewards.dtype)
+    undiscounted = values
+    if spec.discount != 1:
+        values = values * spec.discount ** labels["left"].double()
     if spec.unit == "call":
         result = m_grpo.advantages(values, labels, spec)
     elif spec.unit == "trajectory":
@@ -80,5 +83,5 @@ def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inp
     else:
         result = grpo.advantages(values, labels, spec)
     if spec.step_weight:
-        result = result + spec.step_weight * gigpo.step_term(values, labels, spec)
+        result = result + spec.step_weight * gigpo.step_term(undiscounted, labels, spec)
     return result.to(rewards.dtype)

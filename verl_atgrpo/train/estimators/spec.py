@@ -69,6 +69,10 @@ class EstimatorSpec:
     scale_scope: Scope = "group"
     """The rows of the divisor, as in `center_scope`. If they have no spread, values are not scaled."""
 
+    discount: float = 1.0
+    """Factor of a row's reward for each later decision of its episode: below 1, what is decided last counts most, and
+    a short way to the reward more than a long one. Not in the step term, which has its own."""
+
     main_agent: str | None = None
     """The agent with one value per episode, with unit "call"."""
 
@@ -108,8 +112,10 @@ class EstimatorSpec:
             value = getattr(self, key)
             if not _finite(value) or value < 0:
                 refuse(key, f"{value!r} is not a finite number >= 0")
-        if not _finite(self.step_gamma) or not 0 < self.step_gamma <= 1:
-            refuse("step_gamma", f"{self.step_gamma!r} is not a number above 0 and at most 1")
+        for key in ("discount", "step_gamma"):
+            value = getattr(self, key)
+            if not _finite(value) or not 0 < value <= 1:
+                refuse(key, f"{value!r} is not a number above 0 and at most 1")
         if self.main_agent is not None and not (isinstance(self.main_agent, str) and self.main_agent.isidentifier()):
             refuse("main_agent", f"{self.main_agent!r} is not an agent's name")
         number = self.sub_calls
@@ -138,6 +144,8 @@ class EstimatorSpec:
     def _refuse_without_sense(self) -> None:
         if self.unit == "trajectory" and "agent" in self.scopes:
             refuse("unit", "'trajectory' counts episodes, but the scope agent counts an agent's rows; set unit: row")
+        if self.unit != "row" and self.discount != 1:
+            refuse("discount", f"{self.discount!r} gives an episode's rows rewards of their own; set unit: row")
         if self.unit != "call":
             return
         if self.center == "leave_one_out":
@@ -162,6 +170,8 @@ class EstimatorSpec:
             needs |= {"trajectory", "agent", "left"}
         if self.step_weight:
             needs |= {"left", "anchor"}
+        if self.discount != 1:
+            needs.add("left")
         if "agent" in (*self.scopes, self.step_scope) or self.agents or self.parts or self.by_task != "none":
             needs.add("agent")
         return frozenset(needs.union(*(spec.needs for spec in (*self.agents.values(), *self.parts.values()))))
