@@ -233,6 +233,9 @@ WORDS: Mapping[str, Variant] = {
     "team_grpo": Variant("team, GRPO, outcome", (*_OF_OUTCOMES, "at_grpo.estimator=mas_grpo")),
     "team_grpo_scores": Variant("team, GRPO, sum of scores", (*_OF_SCORES, "at_grpo.estimator=mas_grpo")),
     "dr_mas": Variant("team, Dr. MAS, outcome", (*_OF_OUTCOMES, "at_grpo.estimator=dr_mas")),
+    "dr_mas_discount": Variant(
+        "team, Dr. MAS, outcome, discounted", (*_OF_OUTCOMES, "at_grpo.estimator={preset: dr_mas, discount: 0.5}")
+    ),
     "team_grpo_entropy_0": Variant(
         "team, GRPO, outcome, no entropy bonus", (*_OF_OUTCOMES, "at_grpo.estimator=mas_grpo", _NO_BONUS)
     ),
