@@ -102,12 +102,13 @@ def test_every_variant_of_a_game_in_words_is_a_job_that_can_start(
     settings = AtGrpoConfig.from_config(config)
     assert len(settings.bases()) == (2 if variant == "at_grpo_roles" else 1)
     policies = settings.policies or {"shared": None}
-    assert len(policies) == (2 if variant == "at_grpo_roles" or "adapters" in variant else 1)
+    two = variant in ("at_grpo_roles", "critic") or "adapters" in variant
+    assert len(policies) == (2 if two else 1)
     ranks = [
         policy.lora.rank if policy and policy.lora else config.actor_rollout_ref.model.lora_rank
         for policy in policies.values()
     ]
-    assert set(ranks) == ({16} if "adapter" in variant else {0})
+    assert set(ranks) == ({16} if "adapter" in variant or variant == "critic" else {0})
     score = variant.removesuffix("_adapter").rpartition("_")[2]
     assert settings.episode_reward == {"scores": "scores", "own": "own"}.get(score, "outcome")
     assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(game.learning_rate * game.variant(variant).rate)
