@@ -260,7 +260,7 @@ WORDS: Mapping[str, Variant] = {
     ),
     "critic": Variant(
         "team, outcome, scores of a value critic",
-        (*_critic("lam: 0.5, replay: 0", "1e-3", _OF_OUTCOMES), _NO_BONUS),
+        (*_critic("lam: 0.5, replay: 0", "1e-3", _OF_OUTCOMES), _NO_BONUS, "at_grpo.group_filter=null"),
         2,
         rate=10.0,
     ),
