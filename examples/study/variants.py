@@ -167,7 +167,7 @@ _LORA = "lora: {rank: 16, alpha: 32}"
 
 
 def _critic(
-    settings: str = "lam: 0.5, replay: 1, epochs: 1", rate: str = "2e-3", episodes: tuple[str, ...] = _EPISODES
+    settings: str = "kind: value", rate: str = "2e-3", episodes: tuple[str, ...] = _EPISODES
 ) -> tuple[str, ...]:
     return (
         "~at_grpo.agents",
@@ -191,18 +191,14 @@ CRITIC: Mapping[str, Variant] = {
         rate=5,
     ),
     "critic": Variant("scores of a value critic, lambda .5", _critic(), rate=5),
-    "critic_long": Variant("the same, two passes over three steps", _critic("lam: 0.5, replay: 2, epochs: 2"), rate=5),
-    "critic_lam_.9": Variant("the same, lambda .9", _critic("lam: 0.9, replay: 1, epochs: 1"), rate=5),
-    "critic_no_hindsight": Variant(
-        "the same, without hindsight", _critic("lam: 0.5, replay: 1, epochs: 1, hindsight: false"), rate=5
-    ),
-    "critic_no_replay": Variant("the same, without earlier steps", _critic("lam: 0.5, replay: 0, epochs: 1"), rate=5),
-    "critic_frozen": Variant("the same, never trained", _critic("lam: 0.5, replay: 0, epochs: 1", "0"), rate=5),
-    "critic_likelihood": Variant(
-        "scores of a likelihood critic", _critic("kind: likelihood, replay: 1, epochs: 1"), rate=5
-    ),
+    "critic_long": Variant("the same, two passes over three steps", _critic("replay: 2, epochs: 2"), rate=5),
+    "critic_lam_.9": Variant("the same, lambda .9", _critic("lam: 0.9"), rate=5),
+    "critic_no_hindsight": Variant("the same, without hindsight", _critic("hindsight: false"), rate=5),
+    "critic_no_replay": Variant("the same, without earlier steps", _critic("replay: 0"), rate=5),
+    "critic_frozen": Variant("the same, never trained", _critic("replay: 0", "0"), rate=5),
+    "critic_likelihood": Variant("scores of a likelihood critic", _critic("kind: likelihood"), rate=5),
     "critic_likelihood_half": Variant(
-        "the same, half of the reward", _critic("kind: likelihood, weight: 0.5, replay: 1, epochs: 1"), rate=5
+        "the same, half of the reward", _critic("kind: likelihood, weight: 0.5"), rate=5
     ),
     "c3": Variant(
         "C3 at each agent's first decision",
@@ -260,7 +256,7 @@ WORDS: Mapping[str, Variant] = {
     ),
     "critic": Variant(
         "team, outcome, scores of a value critic",
-        (*_critic("lam: 0.5, replay: 0", "1e-3", _OF_OUTCOMES), _NO_BONUS, "at_grpo.group_filter=null"),
+        (*_critic("replay: 0, epochs: 2", "1e-3", _OF_OUTCOMES), _NO_BONUS, "at_grpo.group_filter=null"),
         2,
         rate=10.0,
     ),
