@@ -113,7 +113,7 @@ class Outcome:
     success: bool
     """Whether the task was solved; running out of turns is no success."""
     team_reward: float = 0.0
-    """The episode's shared reward: that of every row with `scheme: parallel`."""
+    """The episode's shared reward: with `scheme: parallel` every row's, unless `episode_reward` says another."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics of the episode; the logs have their means over episodes."""
 
@@ -201,7 +201,7 @@ class Candidate:
     generation: Generation
     score: Score
     reward: float
-    """The mixed reward alpha * team + local_weight * local."""
+    """The mixed reward alpha * team + local_weight * local; at a branch, what followed counts."""
     error: Exception | None = None
     """Why it could not be scored; its reward is the lowest of its group then, and at most 0."""
     reply: Reply | None = None
