@@ -24,8 +24,8 @@ from fakes.exact_teams import (
 
 from verl_atgrpo.play import branching
 from verl_atgrpo.train.config.schema import BranchSettings
-from verl_atgrpo.train.estimators.critic import Bounds, scores
 from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.estimators.value import scores
 from verl_atgrpo.train.rollout.episode_rows import training_rows
 
 RLOO, STD = PRESETS["rloo"], PRESETS["at_grpo"]
@@ -271,7 +271,7 @@ def by_critic(tables: Tables, believed: Mapping[str, float], lam: float) -> Grad
             for place in range(len(end))
         ]
         values = torch.tensor([believed[end[:place]] for place in range(len(end))], dtype=torch.float64)
-        for place, score in enumerate(scores(values.logit(), rows, "value", lam, Bounds()).tolist()):
+        for place, score in enumerate(scores(values, rows, lam).tolist()):
             said, reply = end[:place], tables.replies.index(end[place])
             total[tables.parameters(said)] += tables.reached(end) * score * tables.score(said, reply)
     return dict(total)

@@ -102,7 +102,7 @@ def test_every_variant_of_a_game_in_words_is_a_job_that_can_start(
     settings = AtGrpoConfig.from_config(config)
     assert len(settings.bases()) == (2 if variant == "at_grpo_roles" else 1)
     policies = settings.policies or {"shared": None}
-    two = variant in ("at_grpo_roles", "critic") or "adapters" in variant
+    two = variant == "at_grpo_roles" or "adapters" in variant
     assert len(policies) == (2 if two else 1)
     ranks = [
         policy.lora.rank if policy and policy.lora else config.actor_rollout_ref.model.lora_rank

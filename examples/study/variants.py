@@ -162,44 +162,43 @@ LEVELS: Mapping[str, Variant] = {
 }
 """Plan-Path by success alone, validated on far goals."""
 
-# A critic is an adapter on the team's base, so the team has one, too.
-_LORA = "lora: {rank: 16, alpha: 32}"
+# A critic reads with the base of an adapter.
+_ONE_ADAPTER = ("actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora_alpha=32", *_EPISODES)
+_UNDIVIDED = "at_grpo.estimator={preset: dr_mas, scale: none}"
 
 
-def _critic(
-    settings: str = "kind: value", rate: str = "2e-3", episodes: tuple[str, ...] = _EPISODES
-) -> tuple[str, ...]:
+def _critic(**settings: object) -> tuple[str, ...]:
+    given = ", ".join(f"{key}: {value}" for key, value in settings.items())
+    return (*_ONE_ADAPTER, f"at_grpo.critic={{{given}}}", _UNDIVIDED)
+
+
+def _likelihood(weight: float) -> tuple[str, ...]:
+    lora = "lora: {rank: 16, alpha: 32}"
     return (
         "~at_grpo.agents",
         "+at_grpo.agents={all: player}",
-        f"at_grpo.policies={{player: {{base: one, {_LORA}}}, critic: {{base: one, {_LORA}, optim: {{lr: {rate}}}}}}}",
-        f"at_grpo.critic={{policy: critic, {settings}}}",
-        *episodes,
-        "at_grpo.estimator={preset: dr_mas, scale: none}",
+        f"at_grpo.policies={{player: {{base: one, {lora}}}, critic: {{base: one, {lora}, optim: {{lr: 2e-3}}}}}}",
+        f"at_grpo.critic={{kind: likelihood, policy: critic, weight: {weight}}}",
+        *_EPISODES,
+        _UNDIVIDED,
     )
 
 
-_ONE_ADAPTER = ("actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora_alpha=32", *_EPISODES)
 CRITIC: Mapping[str, Variant] = {
     "dr_mas_adapter": Variant("Dr. MAS, one adapter", (*_ONE_ADAPTER, "at_grpo.estimator=dr_mas"), rate=5),
-    "dr_mas_undivided": Variant(
-        "the same, not divided", (*_ONE_ADAPTER, "at_grpo.estimator={preset: dr_mas, scale: none}"), rate=5
-    ),
+    "dr_mas_undivided": Variant("the same, not divided", (*_ONE_ADAPTER, _UNDIVIDED), rate=5),
     "dr_mas_discount": Variant(
         "the same, discounted by .5",
         (*_ONE_ADAPTER, "at_grpo.estimator={preset: dr_mas, scale: none, discount: 0.5}"),
         rate=5,
     ),
-    "critic": Variant("scores of a value critic, lambda .5", _critic(), rate=5),
-    "critic_long": Variant("the same, two passes over three steps", _critic("replay: 2, epochs: 2"), rate=5),
-    "critic_lam_.9": Variant("the same, lambda .9", _critic("lam: 0.9"), rate=5),
-    "critic_no_hindsight": Variant("the same, without hindsight", _critic("hindsight: false"), rate=5),
-    "critic_no_replay": Variant("the same, without earlier steps", _critic("replay: 0"), rate=5),
-    "critic_frozen": Variant("the same, never trained", _critic("replay: 0", "0"), rate=5),
-    "critic_likelihood": Variant("scores of a likelihood critic", _critic("kind: likelihood"), rate=5),
-    "critic_likelihood_half": Variant(
-        "the same, half of the reward", _critic("kind: likelihood, weight: 0.5"), rate=5
-    ),
+    "critic": Variant("scores of a value critic, lambda .5", _critic(kind="value"), rate=5),
+    "critic_lam_.9": Variant("the same, lambda .9", _critic(lam=0.9), rate=5),
+    "critic_lam_0": Variant("the same, lambda 0", _critic(lam=0), rate=5),
+    "critic_no_hindsight": Variant("the same, without hindsight", _critic(hindsight="false"), rate=5),
+    "critic_no_past": Variant("the same, of the last step alone", _critic(decay=0), rate=5),
+    "critic_likelihood": Variant("scores of a likelihood critic", _likelihood(1), rate=5),
+    "critic_likelihood_half": Variant("the same, half of the reward", _likelihood(0.5), rate=5),
     "c3": Variant(
         "C3 at each agent's first decision",
         ("+credit=c3", "at_grpo.branch.at={tool_user: 0, planner: 0}", "at_grpo.candidates=4", *_tasks(8)),
@@ -256,15 +255,12 @@ WORDS: Mapping[str, Variant] = {
     ),
     "critic": Variant(
         "team, outcome, scores of a value critic",
-        (*_critic("replay: 0, epochs: 2", "1e-3", _OF_OUTCOMES), _NO_BONUS, "at_grpo.group_filter=null"),
+        (_ADAPTER, *_OF_OUTCOMES, "at_grpo.critic={kind: value}", _UNDIVIDED, _NO_BONUS),
         2,
         rate=10.0,
     ),
     "dr_mas_adapter_entropy_0": Variant(
-        "the same, without a critic",
-        (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator={preset: dr_mas, scale: none}", _NO_BONUS),
-        2,
-        rate=10.0,
+        "the same, without a critic", (_ADAPTER, *_OF_OUTCOMES, _UNDIVIDED, _NO_BONUS), 2, rate=10.0
     ),
 }
 """Ways to train an instruct model on games told in words."""

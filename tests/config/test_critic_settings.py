@@ -25,7 +25,8 @@ BOTH = f"{{player: {ONE}, critic: {ONE}}}"
 
 def composed(compose: Any, *overrides: str, policies: str = BOTH, agents: str = "{all: player}") -> Any:
     team = (f"at_grpo.policies={policies}", "~at_grpo.agents", f"+at_grpo.agents={agents}")
-    episodes = ("at_grpo.scheme=parallel", "at_grpo.estimator=dr_mas", "at_grpo.critic={policy: critic}")
+    critic = "at_grpo.critic={kind: likelihood, policy: critic}"
+    episodes = ("at_grpo.scheme=parallel", "at_grpo.estimator=dr_mas", critic)
     return compose("plan_path_cpu", *team, *episodes, *overrides)
 
 
@@ -59,11 +60,9 @@ def test_hindsight_without_room_is_refused_before_ray(
 
 def test_a_critic_shares_the_workers_of_the_team(compose: Any) -> None:
     settings = checked(compose)
-    assert settings.critic is not None and settings.critic.kind == "value"
     assert settings.bases() == {"player": ["player", "critic"]}
     first = checked(compose, policies=f"{{critic: {ONE}, player: {ONE}}}")
     assert first.bases() == {"player": ["critic", "player"]}, "its workers are the team's"
-    assert checked(compose, "+at_grpo.critic.kind=likelihood").critic is not None
     assert checked(compose, "at_grpo.estimator=grpo").learners == ["player"], "one policy has the rows of all agents"
     never_learns = f"{{player: {ONE}, critic: {{base: tiny, lora: {{rank: 4}}, optim: {{lr: 0}}}}}}"
     assert checked(compose, policies=never_learns).critic is not None
@@ -79,6 +78,57 @@ def test_scores_and_rewards_of_agents_that_are_compared_are_refused_part_by_part
         ConfigError, match=r"^at_grpo\.parts\.hard\.estimator='grpo' compares scores of walk\.navigator"
     ):
         checked(compose, *mixture, "at_grpo.parts={hard: {estimator: grpo}}")
+
+
+def with_values(compose: Any, *overrides: str) -> AtGrpoConfig | None:
+    """A team of one policy, an adapter, and a critic of values."""
+    adapter = ("actor_rollout_ref.model.lora_rank=4", "at_grpo.scheme=parallel", "at_grpo.estimator=dr_mas")
+    return check_run(compose("plan_path_cpu", *adapter, "at_grpo.critic={}", *overrides))
+
+
+def test_a_critic_of_values_needs_no_policy_of_its_own(compose: Any) -> None:
+    settings = with_values(compose)
+    assert settings is not None and settings.critic is not None and settings.critic.kind == "value"
+    assert settings.critic_reads_as == settings.learners == ["shared"]
+    # There is no loss that its terms would be added to.
+    assert with_values(compose, "actor_rollout_ref.actor.entropy_coeff=0.01") is not None
+    every = ("~at_grpo.agents", "+at_grpo.agents={planner: one, tool_user: two}")
+    bases = "at_grpo.policies={one: {lora: {rank: 4}}, two: {lora: {rank: 8}}}"
+    assert with_values(compose, *every, bases) is not None, "each prompt is read by its own agent's base"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["actor_rollout_ref.model.lora_rank=0"],
+            r"^at_grpo\.critic: policy 'shared' is trained as a whole, and a critic of kind value reads a base that",
+        ),
+        (
+            ["+at_grpo.critic.policy=shared"],
+            r"^at_grpo\.critic\.policy='shared' has no effect with kind: value; remove it",
+        ),
+        (["+at_grpo.critic.epochs=4"], r"^at_grpo\.critic\.epochs=4 has no effect with kind: value; remove it"),
+        (["+at_grpo.critic.decay=1"], r"^at_grpo\.critic\.decay=1: "),
+        (["+at_grpo.critic.warmup=0"], r"^at_grpo\.critic\.warmup=0: "),
+        (
+            ["+at_grpo.critic.kind=likelihood"],
+            r"^at_grpo\.critic\.policy=None is not a policy of this job: it has shared",
+        ),
+        (["at_grpo.prefix_tree=false"], r"^at_grpo\.prefix_tree=False: verl's engine shows a critic no hidden states"),
+        (
+            ["actor_rollout_ref.model.use_fused_kernels=true"],
+            r"^actor_rollout_ref\.model\.use_fused_kernels=True: a critic of kind value gets no hidden states from",
+        ),
+        (
+            ["transfer_queue.backend.SimpleStorage.total_storage_size=500"],
+            r"size=500: a step makes at least 512 rows, 32 tasks x 8 candidates x decisions of an episode x 2 with",
+        ),
+    ],
+)
+def test_what_values_cannot_be_read_from_is_refused(compose: Any, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        with_values(compose, *overrides)
 
 
 IS_AN_ADAPTER = r"^at_grpo\.critic\.policy='critic': a critic is an adapter on the base of a policy that is trained as"
@@ -114,7 +164,7 @@ def test_policies_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["at_grpo.critic={policy: judge}"], r"^at_grpo\.critic\.policy='judge' is not a policy of this job: it has"),
+        (["at_grpo.critic.policy=judge"], r"^at_grpo\.critic\.policy='judge' is not a policy of this job: it has"),
         (["at_grpo.val_agents={planner: critic}"], r"^at_grpo\.val_agents: 'critic' is the critic, which answers for"),
         (["+at_grpo.critic.agents=[judge]"], r"^at_grpo\.critic\.agents: judge is not an agent of 'plan_path'"),
         (["+at_grpo.critic.weight=0"], r"^at_grpo\.critic\.weight=0: "),
@@ -123,7 +173,7 @@ def test_policies_that_do_not_fit_are_refused(
             r"^at_grpo\.scheme='tree': a critic learns from whole episodes, of which here are parts; use",
         ),
         (
-            ["+at_grpo.critic.kind=likelihood", "+at_grpo.critic.lam=0.9"],
+            ["+at_grpo.critic.lam=0.9"],
             r"^at_grpo\.critic\.lam=0\.9 has no effect with kind: likelihood; remove it",
         ),
         (
@@ -154,10 +204,6 @@ def test_policies_that_do_not_fit_are_refused(
         (
             ["at_grpo.episode_reward=own"],
             r"^at_grpo\.episode_reward='own' has no effect with critic\.weight=1; lower that",
-        ),
-        (
-            ["transfer_queue.backend.SimpleStorage.total_storage_size=512"],
-            r"size=512: a step makes at least 768 rows, 32 tasks x 8 candidates x decisions of an episode x 3 with",
         ),
         (
             ["~at_grpo.environment", "+at_grpo.environment={name: tic_tac_toe}", "at_grpo.opponents={policy: critic}"],

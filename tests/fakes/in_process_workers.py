@@ -31,6 +31,7 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
 from verl_atgrpo.lab.tiny_models.tiny import build_model, build_tokenizer
+from verl_atgrpo.train.engine.prefix_tree.engine import STATES
 from verl_atgrpo.train.serving.workers import PolicyWorker
 
 
@@ -106,6 +107,14 @@ class TableEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         if not forward_only:
             self._seen += micro_batch["key"]
         return super().forward_step(micro_batch, loss_function, forward_only)
+
+    def prepare_model_outputs(self, output: Any, output_args: Any, micro_batch: TensorDict, **more: Any) -> Any:
+        """As ours: beside log-probs, what the head reads at the end of a prompt, here the logits."""
+        made = super().prepare_model_outputs(output, output_args, micro_batch, **more)
+        if tu.get_non_tensor_data(micro_batch, STATES, False):
+            lasts = torch.stack([prompt[-1] for prompt in micro_batch["prompts"].unbind()])
+            made[STATES] = torch.nested.as_nested_tensor([*self.module.logits[lasts].detach()], layout=torch.jagged)
+        return made
 
     def optimizer_step(self) -> float:
         norm: float = super().optimizer_step()

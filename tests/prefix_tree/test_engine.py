@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,6 +74,13 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
             engine.engine_config = dataclasses.replace(engine.engine_config, entropy_checkpointing=False)
         with engine.eval_mode():
             inferred = engine.infer_batch(batch())["model_output"]
+            if kind is TreeEngine:
+                plain = of_engine(rows, rank, ranks, use_dynamic_bsz=section.use_dynamic_bsz, hidden_states=True)
+                engine.worth = math.inf
+                states = [engine.infer_batch(plain)["model_output"]["hidden_states"]]
+                engine.worth = 0.0
+                states.append(engine.infer_batch(batch(hidden_states=True))["model_output"]["hidden_states"])
+                done["states"] = [torch.stack(one.unbind()) for one in states]
         for _ in range(2):
             with engine.train_mode():
                 output = engine.train_batch(batch(), loss)
@@ -100,6 +108,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"))
 
 
+@torch.no_grad()
+def _at_prompt_ends(model: Path, rank: int) -> torch.Tensor:
+    """What transformers computes in front of the output head, at the last token of each row's prompt."""
+    from transformers import AutoModelForCausalLM
+
+    net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    prompts = [torch.tensor([prompt]) for prompt, _ in some_rows(rank)]
+    return torch.cat([net(ids, output_hidden_states=True).hidden_states[-1][:, -1] for ids in prompts])
+
+
 @pytest.mark.parametrize(
     ("ranks", "overrides"),
     [
@@ -121,6 +139,8 @@ def test_optimizer_steps_are_those_of_the_plain_path(
     for rank in range(ranks):
         done = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
         plain, trees = done["FSDPEngineWithLMHead"], done["TreeEngine"]
+        for states in done["states"]:  # row by row, and in trees
+            torch.testing.assert_close(states, _at_prompt_ends(model, rank), atol=1e-5, rtol=1e-5)
         for name in ("log_probs", "entropy"):
             torch.testing.assert_close(trees[name], plain[name], atol=1e-5, rtol=0)
         torch.testing.assert_close(torch.tensor(trees["steps"]), torch.tensor(plain["steps"]), atol=1e-6, rtol=1e-5)

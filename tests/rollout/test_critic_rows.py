@@ -41,7 +41,7 @@ ADAPTER = {"base": "one", "lora": {"rank": 4}}
 CRITIC = {
     "agents": {"all": "player"},
     "policies": {"player": ADAPTER, "critic": ADAPTER},
-    "critic": {"policy": "critic"},
+    "critic": {"kind": "likelihood", "policy": "critic"},
     "scheme": "parallel",
     "estimator": "dr_mas",
     "candidates": 2,
@@ -84,9 +84,16 @@ def record_of(drafts: int = 1) -> EpisodeRecord:
     return record
 
 
-def made(kind: Any, hindsight: str = SECRET, longest: int = 10_000, agents: Any = Pair.agents) -> list[Row]:
-    record = record_of()
-    return list(critic_rows("u", 3, record, "critic", kind, TOKENIZER, hindsight, agents, longest))
+class Tokenizers(dict[str, Any]):
+    """One for all policies."""
+
+    def __missing__(self, policy: str) -> Any:
+        return TOKENIZER
+
+
+def made(kind: str, hindsight: str = SECRET, longest: int = 10_000, agents: Any = Pair.agents) -> list[Row]:
+    record, critic = record_of(), "critic" if kind == "likelihood" else None
+    return list(critic_rows("u", 3, record, critic, Tokenizers(), hindsight, agents, longest))
 
 
 def read(row: Row) -> tuple[str, str]:
@@ -94,15 +101,16 @@ def read(row: Row) -> tuple[str, str]:
 
 
 def test_a_value_is_asked_of_every_prompt() -> None:
-    rows, yes = made("value"), TOKENIZER.decode(TOKENIZER.encode(" yes")[:1])
+    rows, end = made("value"), TOKENIZER.eos_token
     # Neither of the draft that is not trained on, nor of a decision within a score.
     assert [read(row) for row in rows] == [
-        (f"{SECRET}\n{name}?\n{agent}, turn {turn}. Success?", yes)
+        (f"{SECRET}\n{name}?\n{agent}, turn {turn}. Success?", end)
         for name, agent, turn in (("drafter.1", "drafter", 2), ("checker.0", "checker", 1))
     ]
-    assert {(row.tags["policy"], row.tags["episode"], row.tags["episode_success"]) for row in rows} == {
-        ("critic", "u_3", True)
-    }
+    assert [(row.tags["policy"], row.tags["episode"], row.tags["episode_success"]) for row in rows] == [
+        ("drafter", "u_3", True),
+        ("checker", "u_3", True),
+    ], "the agents' own policy reads it"
     assert rows[0].tags["place"] < rows[1].tags["place"]
 
 
@@ -131,7 +139,7 @@ async def waiting(event: asyncio.Event | None) -> Score:
 def test_agents_that_act_at_once_have_not_seen_each_other(last: str) -> None:
     says = dict.fromkeys(("drafter", "checker"), lambda prompt, k: "b")
     record: EpisodeRecord = asyncio.run(play(AtOnce(), last, ScriptedTeam(says, scheme="parallel")))
-    rows = critic_rows("u", 0, record, "critic", "value", TOKENIZER, "", Pair.agents, 100)
+    rows = critic_rows("u", 0, record, None, Tokenizers(), "", Pair.agents, 100)
     tags = sorted((row.tags for row in rows), key=lambda one: one["order"])
     assert [(one["agent"], one["after"]) for one in tags] == [
         ("drafter", 0),
@@ -151,7 +159,7 @@ def test_a_likelihood_is_that_of_the_candidate_itself() -> None:
 def test_a_score_is_for_the_row_of_its_decision(drafts: int) -> None:
     """However many candidates a decision before it has, which is not trained on."""
     record = record_of(drafts)
-    of_critic = list(critic_rows("u", 3, record, "critic", "value", TOKENIZER, SECRET, Pair.agents, 10_000))
+    of_critic = list(critic_rows("u", 3, record, None, Tokenizers(), SECRET, Pair.agents, 10_000))
     team = {row.key: row.tags for row in training_rows("u", 3, record, "parallel")}
     scored = {row.tags["critic"]: row.tags for row in of_critic}
     assert scored.keys() == team.keys() - {key for key, tags in team.items() if tags["scope"]}
@@ -237,7 +245,7 @@ def written(monkeypatch: pytest.MonkeyPatch, validate: bool, **given: object) ->
     monkeypatch.setattr(queue, "write", write)
     monkeypatch.setattr(queue, "set_status", ignore)
     worker = SimulatedWorker(engine, lambda *_: None)
-    critic = {"critic": {"policy": "critic", **given}}
+    critic = {"critic": {"kind": "value", **given}}
     worker._settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **CRITIC, **critic})
     worker._environment = Pair()
     worker._policy_of = worker._validation_policy_of = dict.fromkeys(Pair.agents, "player")
@@ -257,7 +265,8 @@ def test_hindsight_reaches_the_critic_alone(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    engine, found, texts = written(monkeypatch, validate=False, kind=kind)
+    policy = {"policy": "critic"} if kind == "likelihood" else {}
+    engine, found, texts = written(monkeypatch, validate=False, kind=kind, **policy)
     rows = StepRows()
     rows.add(found)
     once, again = list(rows.of_critic.keys), StepRows()

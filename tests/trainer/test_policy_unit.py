@@ -6,7 +6,6 @@ The update is compared with gradient descent written out here, on a lookup table
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from verl_atgrpo import recipes
 from verl_atgrpo.play.types import Generation
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, CriticSettings
 from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.estimators.value import Moments
 from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED, figures, sums
@@ -44,6 +44,7 @@ from verl_atgrpo.train.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.train.trainer.policies import TeamSync
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.train.trainer.update_inputs import deal
+from verl_atgrpo.train.trainer.value_critic import ValueCritic
 
 VOCABULARY = 102
 RATE = 0.5
@@ -788,7 +789,24 @@ def test_a_dead_server_is_reported_with_policy_and_action(started: tuple[Policy,
 
 # ---------------------------------------------------------------------- the critic
 
-YES = 77
+Asked = tuple[str, int, list[int], float]
+"""Episode, last token of the prompt, answer, and team reward, which solves the task above 0."""
+
+
+def asked(policy: Policy, step: int, *given: Asked) -> Batch:
+    """Puts a critic's rows of a step into the queue."""
+    made = []
+    for number, (episode, last, answer, reward) in enumerate(given):
+        tags = {"critic": f"c{number}", "group": episode[0], "episode": episode, "turn": number}
+        tags |= {"order": number, "place": number, "after": number, "episode_reward": float(reward)}
+        tags |= {"episode_success": reward > 0, "agent": "a", "scope": "", "policy": "coder", "temperature": 1.0}
+        tags |= {"cut": False, "prompt_len": 2, "response_len": len(answer), "seq_len": 2 + len(answer)}
+        made.append(Row(f"s{step}_0_{number}", episode[0], [3, last], Generation(answer, [], ""), 0.0, tags))
+    batch = Batch([row.key for row in made], [row.tags for row in made])
+    fields = episode_fields(made, 0, {}, "", lambda ids: torch.arange(3, 3 + len(ids)))
+    policy.queue.kv_batch_put(batch.keys, "train", fields, batch.tags)
+    policy.temperature_of |= dict.fromkeys(batch.keys, 1.0)
+    return batch
 
 
 class Critic:
@@ -797,24 +815,14 @@ class Critic:
     def __init__(self, make: Make, mini_batches: int = 1, **settings: Any) -> None:
         self.policy = make(**{f"{ACTOR}.ppo_mini_batch_size": 6 // mini_batches, **LORA})
         config = self.policy.unit.config
-        given = {"policy": "critic", "epochs": 1, "replay": 0, **settings}
+        given = {"kind": "likelihood", "policy": "critic", **settings}
         section, host = AtGrpoConfig.from_config(config), self.policy.unit
         made = ("critic", config, "critic", True, section, PRESETS["at_grpo"])
         self.unit = CriticUnit(*made, host=host, critic=CriticSettings(**given))
 
-    def ask(self, step: int, *rows: tuple[str, int, list[int], float]) -> tuple[Batch, dict[str, Any]]:
-        """Scores rows, (episode, last token of the prompt, answer, solved), and trains on them."""
-        made = []
-        for number, (episode, last, answer, solved) in enumerate(rows):
-            tags = {"critic": f"c{number}", "group": episode[0], "episode": episode, "turn": number}
-            tags |= {"order": number, "place": number, "after": number, "episode_reward": float(solved)}
-            tags |= {"episode_success": solved > 0, "agent": "a", "scope": "", "policy": "critic", "temperature": 1.0}
-            tags |= {"cut": False, "prompt_len": 2, "response_len": len(answer), "seq_len": 2 + len(answer)}
-            made.append(Row(f"s{step}_0_{number}", episode[0], [3, last], Generation(answer, [], ""), 0.0, tags))
-        batch = Batch([row.key for row in made], [row.tags for row in made])
-        fields = episode_fields(made, 0, {}, "", lambda ids: torch.arange(3, 3 + len(ids)))
-        self.policy.queue.kv_batch_put(batch.keys, "train", fields, batch.tags)
-        self.policy.temperature_of |= dict.fromkeys(batch.keys, 1.0)
+    def ask(self, step: int, *rows: Asked) -> tuple[Batch, dict[str, Any]]:
+        """Scores rows, and trains on them."""
+        batch = asked(self.policy, step, *rows)
         update = self.unit.train(batch, step)
         self.returned = {key for key in update.rows.keys if key.startswith("s")}
         return batch, update.metrics
@@ -825,58 +833,62 @@ class Critic:
         return float((self.policy.log_probs(now, key) - self.policy.log_probs(base, key)).mean())
 
 
-ASKED = [("a0", 5, [YES], True), ("a0", 6, [YES], True), ("a1", 7, [YES], False)]
+ASKED: list[Asked] = [("a0", 5, [77], True), ("a0", 6, [77], True), ("a1", 7, [77], False)]
 
 
 def scores_of(rows: Batch) -> dict[str, float]:
     return {key: tags["score"] for key, tags in zip(rows.real.keys, rows.real.tags, strict=True)}
 
 
-def test_a_critic_scores_before_it_learns(make: Make) -> None:
-    critic = Critic(make, lam=0.0)
-    rows, metrics = critic.ask(1, *ASKED)
-    # Values are one half: nothing changed by the first decision, a half won by the last, a half lost.
-    assert scores_of(rows) == {"s1_0_0": 0.0, "s1_0_1": 0.5, "s1_0_2": -0.5}
-    assert (metrics["accuracy"], metrics["brier"]) == (0.5, 0.25)
-    chances = torch.softmax(critic.policy.start, dim=1)
-    expected = torch.zeros(VOCABULARY, VOCABULARY)
-    for last, weight in ((5, 0.5), (6, 0.5), (7, -0.5)):  # success less value, of a token each
-        expected[last] = (
-            RATE * weight * (torch.nn.functional.one_hot(torch.tensor(YES), VOCABULARY) - chances[last]) / 3
-        )
-    assert torch.allclose(critic.policy.weights - critic.policy.start, expected, atol=1e-6)
-    values = [1 / (1 + math.exp(-critic.ratio(f"s1_0_{number}"))) for number in range(3)]
-    rows, metrics = critic.ask(2, *ASKED)
-    assert metrics["accuracy"] == 1.0
-    changed = {"s2_0_0": values[1] - values[0], "s2_0_1": 1 - values[1], "s2_0_2": -values[2]}
-    assert scores_of(rows) == pytest.approx(changed, abs=1e-6)
+def test_a_value_critic_reads_with_the_base_and_learns_after_it_has_scored(make: Make, tmp_path: Path) -> None:
+    policy = make(**LORA)
+    with torch.no_grad():
+        policy.workers.table.adapter += 5.0  # what is trained is not read
+    settings = CriticSettings(lam=0.0, decay=0.5)
+    critic = ValueCritic(settings, [policy.unit])
+    first = asked(policy, 1, *ASKED)
+    update = critic.train(first, 1)
+    # Before the first episodes all is worth one half.
+    assert scores_of(first) == {"s1_0_0": 0.0, "s1_0_1": 0.5, "s1_0_2": -0.5}
+    assert update.metrics["accuracy"] == 0.5 and update.metrics["brier"] == 0.25 and update.metrics["rows"] == 3
+    seen = Moments.of(policy.start[[5, 6, 7]], torch.tensor([1.0, 1.0, 0.0]))
+    second = asked(policy, 2, ("a0", 6, [77], True), ("a0", 7, [77], True), ("b0", 5, [77], False))
+    critic.train(second, 2)
+    values = seen.values(policy.start[[6, 7, 5]]).tolist()
+    expected = {"s2_0_0": values[1] - values[0], "s2_0_1": 1 - values[1], "s2_0_2": -values[2]}
+    assert scores_of(second) == pytest.approx(expected, abs=1e-6)
+    assert 0 < values[1] < values[0] < 1, "it has learned something"
 
-
-def test_earlier_steps_are_learned_from_again(make: Make, tmp_path: Path) -> None:
-    critic = Critic(make, replay=1)
-    for step in (1, 2, 3):
-        critic.ask(step, *ASKED)
-        assert critic.returned == {f"s{one}_0_{number}" for one in {step, max(step - 1, 1)} for number in range(3)}
-    learned = [{key for key in keys if key.startswith("s")} for keys in critic.policy.workers.engine.steps]
-    of_step = [{f"s{step}_0_{number}" for number in range(3)} for step in (1, 2, 3)]
-    assert learned == [of_step[0], of_step[0] | of_step[1], of_step[1] | of_step[2]]
-    again_there = critic.policy.queue.kv_batch_get(["s2_0_1"], "train", ["position_ids"])["position_ids"]
-    assert torch.equal(again_there[0], torch.tensor([3, 4, 5])), "with the positions that its model counts by"
-    again = Critic(make, replay=1)
+    seen = seen.then(Moments.of(policy.start[[6, 7, 5]], torch.tensor([1.0, 1.0, 0.0])), 0.5)
     where = OmegaConf.create({"default_local_dir": str(tmp_path), "resume_mode": "auto", "resume_from_path": None})
-    checkpoints.save(where, [], 3, {}, states={"critic": critic.unit.state()})
-    again.unit.restore(checkpoints.load(where, []).states["critic"])
-    again.ask(4, *ASKED)
-    assert of_step[2] < {*again.policy.workers.engine.steps[0]}, "a checkpoint keeps them"
-    other = Critic(make, replay=1, hindsight=False)
-    other.unit.restore(checkpoints.load(where, []).states["critic"])
-    other.ask(4, *ASKED)
-    assert not of_step[2] & {*other.policy.workers.engine.steps[0]}, "what they show is not what this critic reads"
+    checkpoints.save(where, [], 2, {}, states={"critic": critic.state()})
+    kept = checkpoints.load(where, []).states["critic"]
+    again, other = (ValueCritic(CriticSettings(lam=0.0, hindsight=one), [policy.unit]) for one in (True, False))
+    for one in (again, other):
+        one.restore(kept)
+    last = float(seen.values(policy.start[[5]]))
+    for one, value in ((again, last), (other, 0.5)):  # prompts without hindsight are others
+        third = asked(policy, 3, ("a0", 5, [77], False))
+        update = one.train(third, 3)
+        assert {*third.keys} < {*update.rows.keys}, "its rows are removed, with their padding"
+        assert scores_of(third) == {"s3_0_0": pytest.approx(-value, abs=1e-6)}
+
+
+def test_parts_of_a_mixture_have_values_of_their_own(make: Make) -> None:
+    policy = make(**LORA)
+    critic = ValueCritic(CriticSettings(lam=0.0), [policy.unit])
+    for step in (1, 2):
+        rows = asked(policy, step, ("a0", 5, [77], 1), ("b0", 6, [77], 100), ("b1", 7, [77], -100))
+        for tags, part in zip(rows.tags, ("walk", "game", "game"), strict=True):
+            tags["agent"] = f"{part}.guide"
+        critic.train(rows, step)
+    scores = scores_of(rows)
+    assert scores["s2_0_0"] == pytest.approx(0) and 0 < scores["s2_0_1"] < 100
 
 
 def test_without_a_pair_no_step_is_made_and_rows_are_returned(make: Make) -> None:
     """Momentum alone would move it."""
-    critic = Critic(make, kind="likelihood", replay=1)
+    critic = Critic(make)
     alike = [("a0", 5, [7], True), ("b0", 5, [8], False)]
     for step in (1, 2):
         _, metrics = critic.ask(step, *alike)
@@ -887,7 +899,7 @@ def test_without_a_pair_no_step_is_made_and_rows_are_returned(make: Make) -> Non
 
 def test_each_optimizer_step_has_the_gradient_of_the_critic_as_it_is(make: Make) -> None:
     """Two tasks in two steps of a pass: the second step is that of a critic that has made the first."""
-    tasks = [("a0", 5, [YES], True), ("a1", 5, [YES], False), ("b0", 5, [YES], True), ("b1", 5, [YES], True)]
+    tasks: list[Asked] = [("a0", 5, [7], True), ("a1", 5, [8], False), ("b0", 5, [9], True), ("b1", 5, [7], False)]
     critic = Critic(make, mini_batches=2)
     _, metrics = critic.ask(1, *tasks)
     steps = [[int(key[-1]) for key in keys if key.startswith("s")] for keys in critic.policy.workers.engine.steps]
@@ -897,15 +909,6 @@ def test_each_optimizer_step_has_the_gradient_of_the_critic_as_it_is(make: Make)
     for number, rows in enumerate(steps):
         again.ask(number, *(tasks[row] for row in rows))
     assert torch.allclose(critic.policy.weights, again.policy.weights, atol=1e-6)
-
-
-def test_a_value_does_not_follow_from_how_the_steps_own_episodes_ended(make: Make) -> None:
-    critic = Critic(make, lam=0.0)
-    rows, _ = critic.ask(1, ("a0", 5, [YES], 10.0), ("a1", 5, [YES], 0.0))
-    assert scores_of(rows) == {"s1_0_0": 9.5, "s1_0_1": -0.5}
-    first = 10 / (1 + math.exp(-critic.ratio("s1_0_0")))
-    rows, _ = critic.ask(2, ("a0", 5, [YES], 0.0))
-    assert scores_of(rows) == {"s2_0_0": pytest.approx(-first)}, "from now on the largest reward is 10"
 
 
 def test_each_pass_has_the_gradient_of_the_critic_as_it_is(make: Make) -> None:
@@ -919,7 +922,7 @@ def test_each_pass_has_the_gradient_of_the_critic_as_it_is(make: Make) -> None:
 
 
 def test_a_likelihood_learns_from_pairs_of_answers_of_any_length(make: Make) -> None:
-    critic = Critic(make, kind="likelihood")
+    critic = Critic(make)
     pairs = [("a0", 5, [7, 8, 9], True), ("a1", 5, [10], False), ("b0", 6, [11, 12], True)]
     rows, metrics = critic.ask(1, *pairs)
     assert {*scores_of(rows).values()} == {0.0} and metrics["accuracy"] == 0.5
@@ -931,7 +934,7 @@ def test_a_likelihood_learns_from_pairs_of_answers_of_any_length(make: Make) -> 
 
 
 def test_a_critic_without_pairs_is_named_after_ten_steps(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    critic = Critic(make, kind="likelihood")
+    critic = Critic(make)
     for step in range(12):
         critic.ask(step, ("a0", 5, [7], True), ("b0", 5, [8], False))
     warned = [record.message for record in caplog.records if "no two episodes" in record.message]

@@ -23,6 +23,7 @@ from verl_atgrpo.train.serving.health import PolicyFailed
 from verl_atgrpo.train.trainer.critic_unit import CriticUnit
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, SharingUnit, Update
 from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
+from verl_atgrpo.train.trainer.value_critic import ValueCritic
 
 
 class Workers:
@@ -126,7 +127,7 @@ def test_workers_that_died_during_the_rollout_are_told_with_the_policy(
 def test_a_critics_schedule_has_as_many_updates_as_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PPOTrainer, "_init_dataloader", lambda self: None)
     trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
-    trainer.settings = SimpleNamespace(critic=CriticSettings(policy="critic", epochs=3))
+    trainer.settings = SimpleNamespace(critic=CriticSettings(kind="likelihood", policy="critic", epochs=3))
     optim = {"optim": {"total_training_steps": 20}}
     own = {"ppo_mini_batch_size": 8, "optim": {"total_training_steps": -1}}
     policies = {name: {"actor": own} for name in ("player", "critic")}
@@ -137,27 +138,29 @@ def test_a_critics_schedule_has_as_many_updates_as_it_makes(monkeypatch: pytest.
     assert found == {"player": 20, "critic": 120}, "three passes of two optimizer steps each"
 
 
+@pytest.mark.parametrize("kind", [CriticUnit, ValueCritic])
 @pytest.mark.parametrize(("step", "reward"), [(1, 1.0), (2, 1.0), (3, 5.0)])
 def test_a_critic_learns_in_its_warm_up_and_does_not_score(
-    step: int, reward: float, monkeypatch: pytest.MonkeyPatch
+    kind: type, step: int, reward: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The score is recorded all the same; from step 3 on it is half of the reward."""
     asked: list[int] = []
 
-    def train(self: CriticUnit, batch: Batch, global_steps: int) -> Update:
+    def train(self: object, batch: Batch, global_steps: int) -> Update:
         asked.append(global_steps)
         batch.tag(score=[9.0])
         return Update(Batch(), {"accuracy": 0.5}, {})
 
-    monkeypatch.setattr(CriticUnit, "train", train)
-    critic = CriticUnit.__new__(CriticUnit)
-    critic.name = "critic"
+    monkeypatch.setattr(kind, "train", train)
+    critic = kind.__new__(kind)
     trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
-    settings = CriticSettings(policy="critic", warmup=2, weight=0.5)
+    settings = CriticSettings(warmup=2, weight=0.5)
     trainer.settings = SimpleNamespace(critic=settings, bases=lambda: {"player": ["player", "critic"]})
-    trainer.units, trainer.global_steps = [critic], step
+    trainer._critic, trainer.global_steps, trainer._sampled = critic, step, {}
+    critic.name = "critic"
     monkeypatch.setattr(AtGrpoTrainer, "concurrent", True)  # nothing is freed in between
     rows = StepRows(["u_0_0"], [{"reward": 1.0}])
     rows.of_critic = Batch(["u_0_1"], [{"critic": "u_0_0"}])
-    assert trainer._ask_critic(rows, {}) == {"critic": {"accuracy": 0.5}}
+    metrics = trainer._ask_critic(rows, {}) or trainer._sampled
+    assert metrics == ({"critic": {"accuracy": 0.5}} if kind is CriticUnit else {"critic/accuracy": 0.5})
     assert rows.tags == [{"reward": reward, "critic_score": 9.0, "without_critic": 1.0}] and asked == [step]

@@ -35,8 +35,8 @@ def run_of(step: Path) -> records.Run:
 
 def critic_of(run: records.Run) -> str:
     """Returns the policy that was a critic, which answers for no agent; an empty text if there was none."""
-    critic = run.about.get("section", {}).get("critic")
-    return str(critic["policy"]) if critic else ""
+    critic = run.about.get("section", {}).get("critic") or {}
+    return str(critic.get("policy") or "")
 
 
 def write_cards(

@@ -223,23 +223,23 @@ def of_parts(job: Job) -> Iterator[str]:
 
 
 def of_critic(job: Job) -> Iterator[str]:
-    """A critic of agents that are not there or not trained, or that answers for one, or whose loss has more parts."""
+    """A critic of agents that are not there or not trained, or that cannot read what they do."""
     if (critic := job.settings.critic) is None:
         return
-    for key, policies in (("agents", job.agents), ("val_agents", job.validation_agents)):
-        if critic.policy in policies.values():
-            yield f"at_grpo.{key}: {critic.policy!r} is the critic, which answers for no agent; name another policy"
     trained = [agent for agent in job.env.agents if job.is_trained(agent)]
     scored = trained if critic.agents is None else critic.agents
-    base = job.policies[critic.policy].settings.base
     for agent in scored:
         if agent not in job.env.agents:
             yield f"at_grpo.critic.agents: {agent} is not an agent of {job.name!r}: it has {job.known}"
         elif agent not in trained:
             yield f"at_grpo.critic.agents: {agent} has a policy that is not trained, so a score has no effect"
-        elif job.policies[job.agents[agent]].settings.base != base:
+        elif critic.policy is None:
+            yield from _of_reader(job, job.agents[agent])
+        elif job.policies[job.agents[agent]].settings.base != (base := job.policies[critic.policy].settings.base):
             other = f"{agent} has a policy on another base than the critic's, {base}, which would not read its tokens"
             yield f"at_grpo.critic.agents: {other}; name the agents that are on it"
+    if critic.policy is not None:
+        yield from _of_likelihood(job, critic.policy)
     for part in sorted({*map(part_of, scored)} & {part_of(agent) for agent in trained if agent not in scored}):
         settings = job.settings.of_part(part)
         if any("group" in one.scopes for one in (settings.spec, *settings.spec.agents.values())):
@@ -250,8 +250,28 @@ def of_critic(job: Job) -> Iterator[str]:
         yield f"at_grpo.critic.warmup={critic.warmup}: the run has {job.steps} steps, so it never scores; lower it"
     if not critic.hindsight and type(job.env).hindsight is Environment.hindsight:
         yield f"at_grpo.critic.hindsight=False has no effect: {job.name!r} says nothing in hindsight; remove it"
+
+
+def _of_reader(job: Job, name: str) -> Iterator[str]:
+    """A policy whose base does not stay as it is, or shows no hidden states."""
+    model = job.policies[name].model
+    if not (OmegaConf.select(model, "lora.rank") or model.lora_rank):
+        yield (
+            f"at_grpo.critic: policy {name!r} is trained as a whole, and a critic of kind value reads a base that "
+            "stays as it is; train an adapter, for instance with actor_rollout_ref.model.lora_rank=16"
+        )
+    if model.use_fused_kernels:
+        fused = f"actor_rollout_ref.model.use_fused_kernels={model.use_fused_kernels}"
+        yield f"{fused}: a critic of kind value gets no hidden states from them; set it to false"
+
+
+def _of_likelihood(job: Job, name: str) -> Iterator[str]:
+    """A critic's policy that answers for an agent, or whose loss has more parts."""
+    for key, policies in (("agents", job.agents), ("val_agents", job.validation_agents)):
+        if name in policies.values():
+            yield f"at_grpo.{key}: {name!r} is the critic, which answers for no agent; name another policy"
     for key in ("entropy_coeff", "use_kl_loss"):
-        if value := job.policies[critic.policy].actor[key]:
+        if value := job.policies[name].actor[key]:
             why = "adapters of one base share the loss, and a critic has no such term"
             yield f"actor_rollout_ref.actor.{key}={value}: {why}; set it to 0 or false"
 
@@ -426,8 +446,7 @@ def of_steps(job: Job) -> Iterator[str]:
     backend, group_filter = OmegaConf.select(job.config, "transfer_queue.backend"), job.settings.group_filter
     tasks = (group_filter.max_tasks if group_filter else None) or batch
     size = OmegaConf.select(backend, "SimpleStorage.total_storage_size")
-    # A critic has a row of its own for each, and those of the steps that it learns from again.
-    times, also = (1, "") if critic is None else (2 + critic.replay, f" x {2 + critic.replay} with the critic's")
+    times, also = (1, "") if critic is None else (2, " x 2 with the critic's")
     if backend.storage_backend == "SimpleStorage" and size is not None and size < (rows := tasks * k * times):
         yield (
             f"transfer_queue.backend.SimpleStorage.total_storage_size={size}: a step makes at least {rows} rows, "

@@ -76,8 +76,9 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
         if tokenizer is not None:
             check_chats(settings, name, tokenizer)
             tokenizers[f"policy {name!r}"] = tokenizer
-    if settings.critic is not None and (found := tokenizers.get(f"policy {settings.critic.policy!r}")) is not None:
-        check_hindsight(hindsights(settings, settings.make_environment()), found, config.data)
+    for name in settings.critic_reads_as:
+        if (found := tokenizers.get(f"policy {name!r}")) is not None:
+            check_hindsight(hindsights(settings, settings.make_environment()), found, config.data)
     if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
         check_template_arguments(config.data, tokenizers)
 

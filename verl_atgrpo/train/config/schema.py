@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -190,13 +190,14 @@ class PartSettings(Section):
 
 
 class CriticSettings(Section):
-    """Scores that are learned: a policy that says how good candidates were (docs/critic.md)."""
+    """Scores that are learned: what says how good candidates were (docs/critic.md)."""
 
-    policy: Name
-    """An adapter on the base of a policy that is trained. No agent answers with it."""
     kind: Literal["value", "likelihood"] = "value"
-    """`value`: what a candidate changes of the team reward to come. `likelihood`: how much more likely the critic
-    finds it than the base does, learned from pairs of a task's episodes that ended differently."""
+    """`value`: what a candidate changes of the team reward to come, by a regression on what the base reads.
+    `likelihood`: how much more likely an adapter finds it than the base does, trained by pairs of a task's episodes
+    that ended differently."""
+    policy: Name | None = None
+    """That adapter (`likelihood`), on the base of a policy that is trained. No agent answers with it."""
     agents: Annotated[list[Text], MinLen(1)] | None = None
     """Agents whose candidates it scores; null: all that are trained."""
     weight: Annotated[float, Gt(0), Le(1)] = 1.0
@@ -206,12 +207,12 @@ class CriticSettings(Section):
     lam: Annotated[float, Ge(0), Le(1)] = 0.5
     """Lambda of generalised advantages (`value`): 0 for what a candidate itself changed, 1 for the outcome less the
     value before."""
-    warmup: Retries = 1
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.85
+    """What the episodes of a step weigh beside those of the step after it (`value`)."""
+    warmup: Annotated[Retries, Ge(1)] = 1
     """Steps in which it only learns: its scores have no weight."""
-    replay: Retries = 1
-    """Earlier steps from whose episodes it learns again, beside those of the step."""
     epochs: Annotated[int, Ge(1), Le(100)] = 1
-    """Passes over these episodes in a step."""
+    """Passes over a step's episodes (`likelihood`)."""
 
 
 class RecordSettings(Section):
@@ -452,6 +453,13 @@ class AtGrpoConfig(Section):
             local_weight=self.local_weight,
             selection=self.selection,
         )
+
+    @property
+    def critic_reads_as(self) -> list[str]:
+        """The policies with whose tokens a critic's rows are written; none without a critic."""
+        if self.critic is None:
+            return []
+        return self.learners if self.critic.policy is None else [self.critic.policy]
 
     @property
     def fewest_candidates(self) -> int:

@@ -117,24 +117,19 @@ def _of_opponents(c: AtGrpoConfig, given: Opponents) -> Iterator[str]:
         )
 
 
+_OF_KIND = {"policy": "likelihood", "epochs": "likelihood", "lam": "value", "decay": "value"}
+
+
 def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
-    policies, name = c.policy_settings(), given.policy
-    own = policies.get(name)
-    if own is None:
-        yield f"critic.policy={name!r} is not a policy of this job: it has {', '.join(policies)}"
-        return
-    team = [one for one in c.learners if policies[one].lora is not None]
-    bases = sorted(base for one in team if (base := policies[one].base) is not None)
-    if own.base not in bases or own.lora is None or not own.trainable:
-        base = bases[0] if bases else "<a name>"
-        yield (
-            f"critic.policy={name!r}: a critic is an adapter on the base of a policy that is trained as one; set "
-            f"policies.{name} to {{base: {base}, lora: {{rank: 16}}}}, and give the team's the same base"
-        )
+    for key, kind in _OF_KIND.items():
+        if kind != given.kind and (value := getattr(given, key)) != type(given).model_fields[key].default:
+            yield f"critic.{key}={value!r} has no effect with kind: {given.kind}; remove it"
+    if given.kind == "likelihood":
+        yield from _of_critics_policy(c, given.policy)
+    elif c.prefix_tree is False:
+        yield "prefix_tree=False: verl's engine shows a critic no hidden states; use auto"
     if c.group_filter is not None:
         yield "group_filter: beside critic, groups are filtered before it has scored them; set it to null"
-    if given.kind == "likelihood" and given.lam != type(given).model_fields["lam"].default:
-        yield f"critic.lam={given.lam} has no effect with kind: likelihood; remove it"
     for where, one in c.each():
         if given.weight == 1 and one.episode_reward != "outcome":
             yield f"{where}episode_reward={one.episode_reward!r} has no effect with critic.weight=1; lower that"
@@ -146,6 +141,22 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
             yield f"{where}estimator={one.spec.name!r} has one reward for an episode, {every}"
         elif any(spec.step_weight for spec in specs):
             yield f"{where}estimator={one.spec.name!r} discounts an outcome in its step term, {every}"
+
+
+def _of_critics_policy(c: AtGrpoConfig, name: str | None) -> Iterator[str]:
+    policies = c.policy_settings()
+    own = None if name is None else policies.get(name)
+    if own is None:
+        yield f"critic.policy={name!r} is not a policy of this job: it has {', '.join(policies)}"
+        return
+    team = [one for one in c.learners if policies[one].lora is not None]
+    bases = sorted(base for one in team if (base := policies[one].base) is not None)
+    if own.base not in bases or own.lora is None or not own.trainable:
+        base = bases[0] if bases else "<a name>"
+        yield (
+            f"critic.policy={name!r}: a critic is an adapter on the base of a policy that is trained as one; set "
+            f"policies.{name} to {{base: {base}, lora: {{rank: 16}}}}, and give the team's the same base"
+        )
 
 
 def _of_block(key: str, block: PolicySettings) -> Iterator[str]:

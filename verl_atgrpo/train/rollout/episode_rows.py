@@ -18,7 +18,6 @@ from torch import Tensor
 
 from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.train.config.answer_check import hindsight_ids
-from verl_atgrpo.train.estimators.critic import Kind
 from verl_atgrpo.train.estimators.labels import anchor_of
 from verl_atgrpo.train.estimators.spec import Need
 from verl_atgrpo.train.rows.batch import jagged
@@ -137,28 +136,30 @@ def critic_rows(
     uid: str,
     session: int,
     record: EpisodeRecord,
-    policy: str,
-    kind: Kind,
-    tokenizer: Any,
+    critic: str | None,
+    tokenizers: Mapping[str, Any],
     hindsight: str,
     agents: Collection[str],
     longest: int,
 ) -> Iterator[Row]:
     """Yields a row for every trained decision of these agents, in an episode of one candidate each (`parallel`).
 
-    `policy` and `tokenizer` are the critic's. What the environment says of the task in hindsight stands before the
-    prompt. Of a row of more than `longest` tokens the beginning of the prompt is left out, then the hindsight's end.
+    `critic` is the policy that finds candidates likely or not; with None the agent's own policy reads the prompt and
+    `QUESTION`. `tokenizers` are those of the policies. What the environment says of the task in hindsight stands
+    before the prompt. Of a row of more than `longest` tokens the beginning of the prompt is left out, then the
+    hindsight's end.
     """
-    told, yes = hindsight_ids(tokenizer, hindsight), tokenizer.encode(ANSWER, add_special_tokens=False)
     total = sum(len(decision.candidates) for decision in record.decisions)
     for number, (first, decision) in enumerate(_numbered(record)):
         if not decision.trained or decision.scope or decision.agent not in agents:
             continue
-        said = decision.candidates[0].generation.token_ids
-        asked, answer = [], said
-        if kind == "value":
+        policy = critic or decision.policy
+        tokenizer, answer = tokenizers[policy], decision.candidates[0].generation.token_ids
+        told, asked = hindsight_ids(tokenizer, hindsight), list[int]()
+        if critic is None:
             question = QUESTION.format(agent=decision.agent, turn=decision.turn + 1)
-            asked, answer = tokenizer.encode(question, add_special_tokens=False), yes[:1]
+            asked = tokenizer.encode(question, add_special_tokens=False)
+            answer = [tokenizer.eos_token_id]
         before = told[: longest - len(asked) - len(answer)]
         room = longest - len(before) - len(asked) - len(answer)
         shown = decision.prompt_ids[-room:] if room > 0 else []
@@ -191,9 +192,8 @@ OPPONENT = "opponent"
 """Field of a submitted training task, and tag of its rows: who answers for the other side (`play.opponents`)."""
 WHOLE = "whole"
 """Tag: whether all rows of the row's episode were written."""
-QUESTION, ANSWER = "\n{agent}, turn {turn}. Success?", " yes"
-"""What a critic of kind `value` reads after a prompt, which may not say how many turns are left, and the word of whose
-first token it gives the log-prob."""
+QUESTION = "\n{agent}, turn {turn}. Success?"
+"""What a critic of kind `value` reads after a prompt, which may not say how many turns are left."""
 CRITIC = "critic"
 """Tag of a critic's row: the key of the candidate's row."""
 PositionIds = Callable[[Tensor], Tensor]

@@ -289,10 +289,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             hindsight = environment.hindsight(task) if critic.hindsight else ""
         trained = [agent for agent, policy in self._policy_of.items() if policies[policy].trainable]
         agents = trained if critic.agents is None else critic.agents
-        tokenizer, of_episode = self._chats[critic.policy].tokenizer, (prompt["uid"], session, record)
-        rows = list(
-            episode_rows.critic_rows(*of_episode, critic.policy, critic.kind, tokenizer, hindsight, agents, longest)
-        )
+        tokenizers = {name: chat.tokenizer for name, chat in self._chats.items()}
+        of_episode = (prompt["uid"], session, record)
+        rows = list(episode_rows.critic_rows(*of_episode, critic.policy, tokenizers, hindsight, agents, longest))
         if rows:
             fields, tags = self._fields(rows, 0, {}, prompt), [self._tags(row, 0, prompt) for row in rows]
             await queue.write([row.key for row in rows], fields, tags, "train")

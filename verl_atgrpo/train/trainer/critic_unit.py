@@ -1,7 +1,7 @@
-"""The critic: an adapter that gives candidates scores, and learns from how their episodes ended.
+"""A likelihood critic: an adapter that gives candidates scores, and learns from how their episodes ended.
 
 In a step it scores first, with weights that have not seen the step's episodes, and is then updated. Its log-probs are
-those of a policy's update, its gradient has the form of a policy's (`estimators.critic`), so workers need nothing new.
+those of a policy's update, its gradient has the form of a policy's (`estimators.likelihood`), so workers need nothing new.
 Each optimizer step is an update of its own, as the weights of its gradient are those of the critic as it is.
 """
 
@@ -10,19 +10,16 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from verl.utils.debug import marked_timer
 
-from verl_atgrpo.play.types import Generation
 from verl_atgrpo.train.config.schema import CriticSettings
-from verl_atgrpo.train.estimators.critic import Bounds, agreement, gradient_weights, has_signal, scores
-from verl_atgrpo.train.rollout.episode_rows import CRITIC, Row, episode_fields
-from verl_atgrpo.train.rows import queue
+from verl_atgrpo.train.estimators.likelihood import agreement, gradient_weights, has_signal
+from verl_atgrpo.train.rollout.episode_rows import CRITIC
 from verl_atgrpo.train.rows.batch import Batch, jagged
 from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED
 from verl_atgrpo.train.serving.health import naming
@@ -36,32 +33,18 @@ _PER_ROW = "seq-mean-token-mean"
 """verl's loss in which tokens of a row count 1 / their number; in others a critic's mean over tokens is a weight."""
 
 
-class PastRow(NamedTuple):
-    """A candidate of an earlier step, as the critic reads it."""
-
-    key: str
-    prompt_ids: list[int]
-    answer_ids: list[int]
-    tags: dict[str, Any]
-    positions: Tensor
-    """Its position ids, the last dimension its length: some models count several."""
-
-
 class CriticUnit(SharingUnit):
     """A policy of no agent, on the workers of one that is trained."""
 
     def __init__(self, *given: Any, critic: CriticSettings, **more: Any) -> None:
         """As `SharingUnit`, with the section `at_grpo.critic`."""
         super().__init__(*given, **more)
-        self._kind, self._lam, self._epochs = critic.kind, critic.lam, critic.epochs
-        self._reads = {"kind": critic.kind, "hindsight": critic.hindsight}
+        self._epochs = critic.epochs
         self._mini_batches, self._optimizer_steps = self._optimizer_steps, 1
-        self._bounds = Bounds()
         self._idle = 0
-        self._past: deque[list[PastRow]] = deque(maxlen=critic.replay)
 
     def train(self, batch: Batch, global_steps: int) -> Update:
-        """Scores candidates, then learns from how their episodes ended, and from episodes of earlier steps.
+        """Scores candidates, then learns from how their episodes ended.
 
         Writes the tag `score` into the rows.
 
@@ -73,15 +56,10 @@ class CriticUnit(SharingUnit):
             rows, base = scoring.rows.real, self._means(scoring, of_base=True)
             rows.tag(base=[base[key] for key in rows.keys])  # once, as it never changes
             ratios = self._ratios(scoring)
-            rows.tag(score=scores(ratios, rows.tags, self._kind, self._lam, self._bounds).tolist())
-            found, cut = agreement(ratios, rows.tags, self._kind, self._bounds), rows.column("cut").double()
+            rows.tag(score=ratios.tolist())
+            found, cut = agreement(ratios, rows.tags), rows.column("cut").double()
             scoring.metrics.update(found, **{"team/rows": float(len(rows)), "cut_share": float(cut.mean())})
-            # Not before: a value must not follow from how the step's own episodes ended.
-            self._bounds = self._bounds.with_rewards(rows.tags)
-            replayed = self._replayed()
-            updates = self._by_task(replayed + rows, scoring, global_steps)
-            if self._past.maxlen:
-                self._past.append(_past_rows(rows))
+            updates = self._by_task(rows, scoring, global_steps)
             self._look(bool(updates))
             for update in updates * self._epochs:
                 # Anew each time: the gradient's weights, and the ratio that verl's loss clips, are those of now.
@@ -94,7 +72,7 @@ class CriticUnit(SharingUnit):
                 scoring.metrics["team/updated"] = 1.0
                 scoring.metrics["team/optimizer_steps"] = float(len(updates) * self._epochs)
             padding = [update.rows.padding for update in updates]
-            return Update(sum(padding, scoring.rows + replayed), scoring.metrics, scoring.timing)
+            return Update(sum(padding, scoring.rows), scoring.metrics, scoring.timing)
 
     def _by_task(self, rows: Batch, of_step: Update, seed: int) -> list[Update]:
         """Deals rows to optimizer steps, those of a task to one; leaves out steps without anything to learn from."""
@@ -106,7 +84,7 @@ class CriticUnit(SharingUnit):
         for task in shuffled:
             min(dealt, key=len).extend(task)
         updates = [Update(rows.take(part), {}, of_step.timing) for part in dealt]
-        updates = [update for update in updates if has_signal(update.rows.tags, self._kind)]
+        updates = [update for update in updates if has_signal(update.rows.tags)]
         for update in updates:
             self._deal(update, seed)
         if updates:
@@ -117,18 +95,6 @@ class CriticUnit(SharingUnit):
     def _ppo_epochs(self) -> int:
         """One: each pass has weights of its own."""
         return 1
-
-    def _replayed(self) -> Batch:
-        """Writes the rows of earlier steps into the queue again."""
-        rows = [row for step in self._past for row in step]
-        if not rows:
-            return Batch()
-        made = [Row(row.key, "", row.prompt_ids, Generation(row.answer_ids, [], ""), 0.0, {}) for row in rows]
-        tags = [dict(row.tags) for row in rows]
-        positions = iter(rows)
-        fields = episode_fields(made, 0, {}, "", lambda _: next(positions).positions)
-        queue.put_rows([row.key for row in rows], fields, tags)
-        return Batch([row.key for row in rows], tags)
 
     def _ratios(self, update: Update) -> Tensor:
         """Writes the critic's log-probs; returns each real row's mean less the base's, (N,) float64."""
@@ -152,7 +118,7 @@ class CriticUnit(SharingUnit):
 
     def _write_advantages(self, batch: Batch, ratios: Tensor) -> None:
         real = batch.real
-        weights, lengths = gradient_weights(ratios, real.tags, self._kind, self._bounds), real.lengths.double()
+        weights, lengths = gradient_weights(ratios, real.tags), real.lengths.double()
         if self.config.actor_rollout_ref.actor.loss_agg_mode != _PER_ROW:
             weights = weights * lengths.mean() / lengths
         of_row = dict(zip(real.keys, weights.tolist(), strict=True))
@@ -168,27 +134,6 @@ class CriticUnit(SharingUnit):
                 f"critic {self.name!r}: in {self._idle} steps no two episodes of a task ended differently, so it has "
                 "learned nothing; use more candidates, other tasks, or critic.kind: value"
             )
-
-    def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps: the rows of earlier steps, what they show, and the bounds of the reward."""
-        return {"rows": list(self._past), "bounds": dict(self._bounds.of_parts), **self._reads}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what a checkpoint keeps; rows of another `critic.kind` or `critic.hindsight` are of no use."""
-        self._bounds = Bounds(state["bounds"])
-        if all(state.get(key) == value for key, value in self._reads.items()):
-            self._past.extend(state["rows"])
-
-
-def _past_rows(batch: Batch) -> list[PastRow]:
-    found: dict[str, PastRow] = {}
-    for part in batch.parts():
-        data = part.fetch("prompts", "responses", "position_ids")
-        columns = [data[name].unbind() for name in ("prompts", "responses", "position_ids")]
-        for key, tags, prompt, answer, positions in zip(part.keys, part.tags, *columns, strict=True):
-            kept = {name: value for name, value in tags.items() if name != "score"}
-            found[key] = PastRow(key, prompt.tolist(), answer.tolist(), kept, positions.clone())
-    return [found[key] for key in batch.keys]
 
 
 def mix_scores(rows: Batch, of_critic: Batch, weight: float) -> None:

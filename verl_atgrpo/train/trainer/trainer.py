@@ -55,6 +55,7 @@ from verl_atgrpo.train.trainer.recorder import Recorder, about_run
 from verl_atgrpo.train.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.train.trainer.schedule import make_schedule
 from verl_atgrpo.train.trainer.trackers import table_rows, write_table
+from verl_atgrpo.train.trainer.value_critic import ValueCritic
 
 _POOL = "global_pool"
 
@@ -97,6 +98,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._sampled: dict[str, Any] = {}
         """The step's metrics as far as they are known."""
         self._progress = AgentProgress()
+        self._critic: CriticUnit | ValueCritic | None = None
+        """What scores candidates."""
         self._updated = False
         self._checkpoint: Path | None = None
         self.recorder: Recorder | None = None
@@ -139,13 +142,15 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                     made[name] = kind(*given, first_replica=replicas)
                     replicas += made[name].server_devices(pools[name])  # at least as many as the policy has servers
                 elif critic is not None and name == critic.policy:
-                    made[name] = CriticUnit(*given, host=made[host], critic=critic)
+                    self._critic = made[name] = CriticUnit(*given, host=made[host], critic=critic)
                 else:
                     made[name] = SharingUnit(*given, host=made[host])
         self.units = [made[name] for name in policies]
         check_template_arguments(self.config.data, {f"policy {unit.name!r}": unit.tokenizer for unit in self.units})
-        if (learned := self._critic) is not None:
-            check_hindsight(self._hindsights, learned.tokenizer, self.config.data)
+        for name in self.settings.critic_reads_as:
+            check_hindsight(self._hindsights, made[name].tokenizer, self.config.data)
+        if critic is not None and critic.policy is None:
+            self._critic = ValueCritic(critic, self.units)
         hosts = self.hosts
         for unit in hosts:
             unit.place(pools[unit.name])
@@ -251,11 +256,6 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 self.recorder.record(self.global_steps, rows + rows.untrained)
             return rows.close({name: update.rows for name, update in updates.items()})
 
-    @property
-    def _critic(self) -> CriticUnit | None:
-        """The policy that scores candidates."""
-        return next((unit for unit in self.units if isinstance(unit, CriticUnit)), None)
-
     def _ask_critic(self, rows: StepRows, timing: dict[str, float]) -> dict[str, dict[str, Any]]:
         """Has the critic score the step's candidates and learn from their episodes; returns policy -> its metrics."""
         settings, critic = self.settings.critic, self._critic
@@ -267,7 +267,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         if not self.concurrent and len(self.settings.bases()) > 1:
             critic.empty_cache()  # its processes have used the devices of those that are updated now
         mix_scores(rows, rows.of_critic, settings.weight if self.global_steps > settings.warmup else 0.0)
-        return {critic.name: update.metrics}
+        if isinstance(critic, CriticUnit):
+            return {critic.name: update.metrics}
+        self._sampled.update({f"critic/{name}": value for name, value in update.metrics.items()})
+        return {}
 
     def _learn_from(self, rows: StepRows) -> None:
         """Has the order of tasks and the opponents follow the results of a step's episodes."""
@@ -475,7 +478,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     @property
     def _stateful(self) -> dict[str, Any]:
         """What has a state in checkpoints, beside policies and tasks."""
-        parts = {"baselines": self._baselines, "opponents": self._opponents, "critic": self._critic}
+        values = self._critic if isinstance(self._critic, ValueCritic) else None
+        parts = {"baselines": self._baselines, "opponents": self._opponents, "critic": values}
         return {name: part for name, part in parts.items() if part is not None}
 
     def _load_checkpoint(self) -> None:

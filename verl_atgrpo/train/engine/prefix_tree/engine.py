@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 VENDOR = "prefix_tree"
 ROW_TOKENS, MODEL_TOKENS = "row_tokens", "model_tokens"
 """Metrics of a batch: tokens of its rows, and those that went through the model."""
+STATES = "hidden_states"
+"""Non-tensor of a batch: whether its output has, under this name, what the model's output head reads at the last token
+of each row's prompt, as (N, dimension) jagged."""
 WORTH = 1.25
 """Cost of the rows over that of their trees from which on trees are used: packing takes time, too."""
 TOLERANCE = 1e-3
@@ -62,14 +65,22 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
     """How long a sequence is whose attention takes as many operations as the layers' weights."""
     _waiting: Iterator[Tree] | None = None
     """The trees of the batch that runs, in the order of its micro-batches."""
+    _head_input: Tensor | None = None
+    """What the output head reads in the forward pass that runs, at every token that it computes logits of."""
 
     def initialize(self) -> None:
         """Builds the model, and compares a few rows in trees with verl's own log-probs of them."""
         super().initialize()
+        if (head := self.module.get_output_embeddings()) is not None:
+            head.register_forward_pre_hook(self._note_head_input)
         self.switch = twin.position_switch(self.module.config)
         self.refusal = self._refusal()
         if self.refusal is not None and self.rank == 0:
             self._warn_once(f"no prefix trees, every row runs with its whole prompt: {self.refusal}")
+
+    def _note_head_input(self, _: Any, given: tuple[Tensor, ...]) -> None:
+        if not torch.is_grad_enabled():
+            self._head_input = given[0]
 
     def _warn_once(self, what: str) -> None:
         if what not in _warned:
@@ -200,11 +211,14 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
     ) -> dict[str, Tensor]:
         """Returns log-probs and entropies of every row, where verl expects them: 0 at what is not a response's."""
         packed: Packed | None = output_args.get("packed")
+        noted, self._head_input = self._head_input, None
+        wanted = tu.get_non_tensor_data(data=micro_batch, key=STATES, default=False)
+        of_prompts = {STATES: _at_prompt_ends(noted, packed, micro_batch)} if wanted else {}
         if packed is None:
             plain: dict[str, Tensor] = super().prepare_model_outputs(
                 output, output_args, micro_batch, logits_processor_func
             )
-            return plain
+            return plain | of_prompts
         logits = output.logits.squeeze(0)
         if isinstance(logits, DTensor):
             logits = logits.full_tensor()
@@ -216,12 +230,32 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
         # verl keeps a token's log-prob at the place of the token before it.
         ends = zip(offsets.tolist()[1:], packed.counts, strict=True)
         places = torch.cat([torch.arange(end - 1 - count, end - 1) for end, count in ends]).to(logits.device)
-        return {
+        return of_prompts | {
             name: torch.nested.nested_tensor_from_jagged(
                 values.new_zeros(int(offsets[-1])).index_put((places,), values), offsets
             )
             for name, values in made.items()
         }
+
+
+def _at_prompt_ends(states: Tensor | None, packed: Packed | None, micro_batch: TensorDict) -> Tensor:
+    """Returns the hidden states at the last token of each row's prompt, (N, dimension) jagged, of float32.
+
+    Shapes: states of a tree's nodes, (1, nodes, dimension); else of all tokens, row after row, or padded at the right.
+    """
+    if states is None:
+        raise RuntimeError("the model's output head was not called: fused kernels show no hidden states")
+    offsets, answers = micro_batch["input_ids"].offsets(), micro_batch["response_mask"].offsets().diff()
+    if packed is not None:
+        found = states[0, packed.predictors[(answers.cumsum(0) - answers).to(packed.predictors.device)]]
+    else:
+        last = offsets.diff() - answers - 1
+        if tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
+            found = states[0, offsets[:-1] + last]
+        else:
+            found = states[torch.arange(len(last), device=last.device), last]
+    ends = torch.arange(len(found) + 1, device=found.device) * found.shape[1]
+    return torch.nested.nested_tensor_from_jagged(found.float().flatten(), ends)
 
 
 class Figures(NamedTuple):
