@@ -284,10 +284,7 @@ class PolicyUnit:
             update, began = Update(batch, {}, {}), time.perf_counter()
             self._deal(update, seed=global_steps)
             self._log_probs(update, global_steps)
-            mode = self.config.actor_rollout_ref.actor.loss_agg_mode
-            with marked_timer("adv", update.timing, color="brown"):
-                found = update_inputs.write_advantages(update.rows, self._spec, mode, self._correction)
-                update.metrics.update(found)
+            self._advantages(update)
             output = self._update_actor(update)
             self._add_metrics(update, output, began)
             return update
@@ -349,6 +346,12 @@ class PolicyUnit:
     def _infer(self, compute: Callable[[Rows], Rows], batch: Batch, **extra_info: Any) -> None:
         done = compute(batch.for_workers(compute_loss=False, **extra_info))
         assert len(done) == len(batch)
+
+    def _advantages(self, update: Update) -> None:
+        mode = self.config.actor_rollout_ref.actor.loss_agg_mode
+        with marked_timer("adv", update.timing, color="brown"):
+            found = update_inputs.write_advantages(update.rows, self._spec, mode, self._correction)
+            update.metrics.update(found)
 
     @property
     def _correction(self) -> Any:
