@@ -151,13 +151,17 @@ _MIXED = ", ".join(
     for number, distance in enumerate(_DISTANCES)
 )
 _LEVELS = ", ".join(f"{{{distance}}}" for distance in _DISTANCES)
+_CURRICULUM = f"name: curriculum, of: {{{_SPARSE}}}, levels: [{_LEVELS}], window: 128, upper: 0.7"
+_BONUS = "actor_rollout_ref.actor.entropy_coeff=0.01"
 LEVELS: Mapping[str, Variant] = {
     "far": Variant("far goals alone", _far(f"{_SPARSE}, {_DISTANCES[-1]}"), share=4),
     "far_uniform": Variant("all distances alike", _far(f"name: mixture, parts: {{{_MIXED}}}"), share=4),
-    "far_curriculum": Variant(
-        "distances by a curriculum",
-        _far(f"name: curriculum, of: {{{_SPARSE}}}, levels: [{_LEVELS}], window: 128, upper: 0.7"),
-        share=4,
+    "far_curriculum": Variant("distances by a curriculum", _far(_CURRICULUM), share=4),
+    "far_uniform_entropy": Variant(
+        "all distances alike, with an entropy bonus", (*_far(f"name: mixture, parts: {{{_MIXED}}}"), _BONUS), share=4
+    ),
+    "far_curriculum_entropy": Variant(
+        "distances by a curriculum, with an entropy bonus", (*_far(_CURRICULUM), _BONUS), share=4
     ),
 }
 """Plan-Path by success alone, validated on far goals."""
