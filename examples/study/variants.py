@@ -266,6 +266,12 @@ WORDS: Mapping[str, Variant] = {
     "dr_mas_adapter_entropy_0": Variant(
         "the same, without a critic", (_ADAPTER, *_OF_OUTCOMES, _UNDIVIDED, _NO_BONUS), 2, rate=10.0
     ),
+    "dr_mas_adapter_discount": Variant(
+        "the same, discounted by .5",
+        (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator={preset: dr_mas, scale: none, discount: 0.5}", _NO_BONUS),
+        2,
+        rate=10.0,
+    ),
 }
 """Ways to train an instruct model on games told in words."""
 SETTINGS: Mapping[str, Variant] = {

@@ -148,3 +148,17 @@ def test_optimizer_steps_are_those_of_the_plain_path(
         assert plain["trees"] == {}
         (rows,), (tree,) = trees["trees"].values()
         assert rows == sum(len(prompt + response) for prompt, response in some_rows(rank)) > 2 * tree > 0
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_states_are_read_at_the_ends_of_prompts_however_rows_are_laid_out(packed: bool) -> None:
+    """Row after row, with padding at the end of all, or each padded at the right."""
+    from verl_atgrpo.train.engine.prefix_tree.engine import _at_prompt_ends
+
+    rows = some_rows(0)
+    places = [torch.arange(len(prompt + response)) + 100 * row for row, (prompt, response) in enumerate(rows)]
+    numbers = torch.cat([*places, torch.tensor([-1])]) if packed else torch.nn.utils.rnn.pad_sequence(places, True)
+    states = torch.stack([numbers, -numbers], -1).reshape(-1 if not packed else 1, *numbers.shape[-1:], 2)
+    found = _at_prompt_ends(states, None, of_engine(rows, 0, 1, use_remove_padding=packed))
+    expected = [100 * row + len(prompt) - 1 for row, (prompt, _) in enumerate(rows)]
+    assert torch.stack(found.unbind()).tolist() == [[one, -one] for one in expected]

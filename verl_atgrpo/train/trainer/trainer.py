@@ -71,6 +71,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     """The order of tasks if it follows from their success; else it is the data loader's."""
     _opponents: OpponentPool | None = None
     """Who answers for the other side of a game, if the recipe says."""
+    _critic: CriticUnit | ValueCritic | None = None
+    """What scores candidates, if the recipe says."""
     _step_over: float | None = None
     """When the last step and its validation ended."""
 
@@ -98,8 +100,6 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._sampled: dict[str, Any] = {}
         """The step's metrics as far as they are known."""
         self._progress = AgentProgress()
-        self._critic: CriticUnit | ValueCritic | None = None
-        """What scores candidates."""
         self._updated = False
         self._checkpoint: Path | None = None
         self.recorder: Recorder | None = None
