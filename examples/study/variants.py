@@ -260,16 +260,16 @@ WORDS: Mapping[str, Variant] = {
     "critic": Variant(
         "team, outcome, scores of a value critic",
         (_ADAPTER, *_OF_OUTCOMES, "at_grpo.critic={kind: value}", _UNDIVIDED, _NO_BONUS),
-        2,
+        1.6,
         rate=10.0,
     ),
     "dr_mas_adapter_entropy_0": Variant(
-        "the same, without a critic", (_ADAPTER, *_OF_OUTCOMES, _UNDIVIDED, _NO_BONUS), 2, rate=10.0
+        "the same, without a critic", (_ADAPTER, *_OF_OUTCOMES, _UNDIVIDED, _NO_BONUS), 1.6, rate=10.0
     ),
     "dr_mas_adapter_discount": Variant(
         "the same, discounted by .5",
         (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator={preset: dr_mas, scale: none, discount: 0.5}", _NO_BONUS),
-        2,
+        1.6,
         rate=10.0,
     ),
 }

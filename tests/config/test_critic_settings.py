@@ -118,7 +118,18 @@ def test_a_critic_of_values_needs_no_policy_of_its_own(compose: Any) -> None:
         (["at_grpo.prefix_tree=false"], r"^at_grpo\.prefix_tree=False: verl's engine shows a critic no hidden states"),
         (
             ["actor_rollout_ref.model.use_fused_kernels=true"],
-            r"^actor_rollout_ref\.model\.use_fused_kernels=True: a critic of kind value gets no hidden states from",
+            r"^actor_rollout_ref\.model\.use_fused_kernels=True: a critic of kind value gets no hidden states then",
+        ),
+        (
+            [
+                "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+                "actor_rollout_ref.model.use_remove_padding=true",
+            ],
+            r"^actor_rollout_ref\.actor\.ulysses_sequence_parallel_size=2: a critic of kind value gets no hidden states",
+        ),
+        (
+            ["at_grpo.estimator={preset: dr_mas, discount: 0.9}"],
+            r"^at_grpo\.estimator\.discount: beside critic, scores would be discounted; lower critic\.lam, or",
         ),
         (
             ["transfer_queue.backend.SimpleStorage.total_storage_size=500"],

@@ -69,8 +69,7 @@ def test_one_adapter_learns_and_its_base_and_the_others_stay(start: Start, tied_
 
     folder = tmp_path / f"checkpoints/global_step_{saved + 3}/policies"
     adapters = {
-        name: load_file(folder / name / "lora_adapter/adapter_model.safetensors")
-        for name in ("left", "right")
+        name: load_file(folder / name / "lora_adapter/adapter_model.safetensors") for name in ("left", "right")
     }
     ups = {name: [one for key, one in found.items() if "lora_B" in key] for name, found in adapters.items()}
     assert all(one.any() for one in ups["left"]) and not any(one.any() for one in ups["right"])

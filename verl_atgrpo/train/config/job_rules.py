@@ -254,15 +254,16 @@ def of_critic(job: Job) -> Iterator[str]:
 
 def _of_reader(job: Job, name: str) -> Iterator[str]:
     """A policy whose base does not stay as it is, or shows no hidden states."""
-    model = job.policies[name].model
-    if not (OmegaConf.select(model, "lora.rank") or model.lora_rank):
+    policy = job.policies[name]
+    if not (OmegaConf.select(policy.model, "lora.rank") or policy.model.lora_rank):
         yield (
             f"at_grpo.critic: policy {name!r} is trained as a whole, and a critic of kind value reads a base that "
             "stays as it is; train an adapter, for instance with actor_rollout_ref.model.lora_rank=16"
         )
-    if model.use_fused_kernels:
-        fused = f"actor_rollout_ref.model.use_fused_kernels={model.use_fused_kernels}"
-        yield f"{fused}: a critic of kind value gets no hidden states from them; set it to false"
+    ulysses = "ulysses_sequence_parallel_size"
+    for key, most in (("model.use_fused_kernels", 0), (f"actor.{ulysses}", 1), (f"actor.fsdp_config.{ulysses}", 1)):
+        if (value := OmegaConf.select(policy.section, key)) and int(value) > most:
+            yield f"{policy.key}.{key}={value}: a critic of kind value gets no hidden states then; remove it"
 
 
 def _of_likelihood(job: Job, name: str) -> Iterator[str]:

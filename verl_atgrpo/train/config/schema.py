@@ -197,7 +197,7 @@ class CriticSettings(Section):
     `likelihood`: how much more likely an adapter finds it than the base does, trained by pairs of a task's episodes
     that ended differently."""
     policy: Name | None = None
-    """That adapter (`likelihood`), on the base of a policy that is trained. No agent answers with it."""
+    """The adapter of `likelihood`, on the base of a policy that is trained. No agent answers with it."""
     agents: Annotated[list[Text], MinLen(1)] | None = None
     """Agents whose candidates it scores; null: all that are trained."""
     weight: Annotated[float, Gt(0), Le(1)] = 1.0

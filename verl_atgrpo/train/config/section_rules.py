@@ -139,6 +139,9 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
         specs, every = (one.spec, *one.spec.agents.values()), "but a critic scores every row; use estimator: dr_mas"
         if any(spec.unit != "row" for spec in specs):
             yield f"{where}estimator={one.spec.name!r} has one reward for an episode, {every}"
+        elif any(spec.discount != 1 for spec in specs):
+            beside = "beside critic, scores would be discounted; lower critic.lam, or remove it"
+            yield f"{where}estimator.discount: {beside}"
         elif any(spec.step_weight for spec in specs):
             yield f"{where}estimator={one.spec.name!r} discounts an outcome in its step term, {every}"
 

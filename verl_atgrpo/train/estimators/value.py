@@ -12,7 +12,7 @@ generalised advantage (arXiv 1506.02438, gamma 1), over the decisions k from its
 
 The next prompt is the first of a decision that started after this one had ended: agents that act at the same time do
 not see each other's answers. ArCHer (arXiv 2402.19446) has values of utterances by a trained network and targets of
-one step; this is on policy, by Monte Carlo and in closed form.
+one step; here they are by Monte Carlo, in closed form, and mostly of the last steps' episodes.
 """
 
 from __future__ import annotations
@@ -68,10 +68,14 @@ class Moments:
         scale = torch.where(spread > 1e-6 * mean.abs() + 1e-12, 1 / spread, 0.0)
         zz = (self.xx - self.count * torch.outer(mean, mean)) * torch.outer(scale, scale)
         zy = (self.xy - self.count * level * mean) * scale
-        size = len(mean)
-        weights = torch.linalg.solve(zz + size * torch.eye(size, dtype=torch.float64), zy)
+        zz.diagonal().add_(len(mean))
+        weights = torch.cholesky_solve(zy[:, None], torch.linalg.cholesky(zz))[:, 0]
         values: Tensor = level + ((x.double() - mean) * scale) @ weights
         return values.clamp(self.lowest, self.highest)
+
+    def shares(self, values: Tensor) -> Tensor:
+        """Returns values or rewards as shares of the way from the least reward to the largest."""
+        return (values - self.lowest) / ((self.highest - self.lowest) or 1.0)
 
 
 def scores(values: Tensor, rows: Sequence[Mapping[str, Any]], lam: float) -> Tensor:

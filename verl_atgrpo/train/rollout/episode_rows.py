@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -150,12 +151,13 @@ def critic_rows(
     hindsight's end.
     """
     total = sum(len(decision.candidates) for decision in record.decisions)
+    told_by = cache(lambda policy: hindsight_ids(tokenizers[policy], hindsight))
     for number, (first, decision) in enumerate(_numbered(record)):
         if not decision.trained or decision.scope or decision.agent not in agents:
             continue
         policy = critic or decision.policy
         tokenizer, answer = tokenizers[policy], decision.candidates[0].generation.token_ids
-        told, asked = hindsight_ids(tokenizer, hindsight), list[int]()
+        told, asked = told_by(policy), list[int]()
         if critic is None:
             question = QUESTION.format(agent=decision.agent, turn=decision.turn + 1)
             asked = tokenizer.encode(question, add_special_tokens=False)

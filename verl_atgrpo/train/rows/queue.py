@@ -42,11 +42,6 @@ async def write(keys: Sequence[str], fields: TensorDict, tags: Sequence[Tags], p
     await tq.async_kv_batch_put(keys=list(keys), fields=fields, tags=list(tags), partition_id=partition)
 
 
-def put_rows(keys: Sequence[str], fields: TensorDict, tags: Sequence[Tags]) -> None:
-    """Writes rows of the trainer's own."""
-    tq.kv_batch_put(keys=list(keys), fields=fields, tags=list(tags), partition_id=PARTITION)
-
-
 def actors() -> list[ray.actor.ActorHandle]:
     """Returns the actors that hold the rows and their metadata."""
     return [

@@ -1,8 +1,8 @@
 """A likelihood critic: an adapter that gives candidates scores, and learns from how their episodes ended.
 
 In a step it scores first, with weights that have not seen the step's episodes, and is then updated. Its log-probs are
-those of a policy's update, its gradient has the form of a policy's (`estimators.likelihood`), so workers need nothing new.
-Each optimizer step is an update of its own, as the weights of its gradient are those of the critic as it is.
+those of a policy's update, its gradient has the form of a policy's (`estimators.likelihood`), so workers need nothing
+new. Each optimizer step is an update of its own, as the weights of its gradient are those of the critic as it is.
 """
 
 from __future__ import annotations

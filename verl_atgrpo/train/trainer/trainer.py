@@ -264,7 +264,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         with marked_timer("critic", timing, color="olive"):
             update = critic.train(rows.of_critic, self.global_steps)
         update.rows.remove()
-        if not self.concurrent and len(self.settings.bases()) > 1:
+        if isinstance(critic, CriticUnit) and not self.concurrent and len(self.settings.bases()) > 1:
             critic.empty_cache()  # its processes have used the devices of those that are updated now
         mix_scores(rows, rows.of_critic, settings.weight if self.global_steps > settings.warmup else 0.0)
         if isinstance(critic, CriticUnit):

@@ -7,7 +7,7 @@ nothing to train: one forward pass of the prompts without the adapter, and a sys
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from math import isnan
 from typing import Any
 
 import torch
@@ -23,9 +23,6 @@ from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.serving.health import naming
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
 
-_UNKNOWN = 0.5
-"""The value of everything before the first episodes; no score has a weight then."""
-
 
 class ValueCritic:
     """Values of the prompts of all agents with a trained policy, each by the base of that policy."""
@@ -35,35 +32,49 @@ class ValueCritic:
     def __init__(self, critic: CriticSettings, units: Sequence[PolicyUnit]) -> None:
         self._lam, self._decay, self._hindsight = critic.lam, critic.decay, critic.hindsight
         self._units = {unit.name: unit for unit in units}
-        self._seen: dict[str, Moments] = {}
-        """Of each base, and of each part of a mixture, whose rewards have sizes of their own."""
+        self._several = len({unit.host.name for unit in units}) > 1
+        self._seen: dict[tuple[str, str], Moments] = {}
+        """Of each base and part of a mixture."""
 
     def train(self, batch: Batch, global_steps: int) -> Update:
         """Scores candidates, then learns from how their episodes ended; returns their rows for removal.
 
-        Writes the tag `score` into the rows. Raises PolicyFailed if a worker dies.
+        Writes the tag `score` into the rows, but for bases and parts of which it has seen no episode. Raises
+        PolicyFailed if a worker dies, RuntimeError for hidden states that are not finite.
         """
-        groups: dict[str, list[int]] = {}
-        for number, tags in enumerate(batch.tags):
-            base = self._units[tags["policy"]].host.name
-            groups.setdefault(f"{base} {part_of(tags['agent'])}", []).append(number)
-        values = torch.full((len(batch),), _UNKNOWN, dtype=torch.float64)
-        found, rows = Update(batch, {}, {}), Batch()
-        for group, numbers in groups.items():
-            update = Update(batch.take(numbers), {}, found.timing)
-            states = self._states(update, global_steps)
+        groups = [(self._units[tags["policy"]].host.name, part_of(tags["agent"])) for tags in batch.tags]
+        states, rows, timing = dict[int, Tensor](), Batch(), dict[str, float]()
+        for base in dict.fromkeys(base for base, _ in groups):
+            of_base = [number for number, group in enumerate(groups) if group[0] == base]
+            update = Update(batch.take(of_base), {}, timing)
+            states |= zip(of_base, self._states(update, global_steps), strict=True)
             rows += update.rows
-            seen = self._seen.get(group)
+        rewards = batch.column("episode_reward").double()
+        values = torch.full_like(rewards, torch.nan)
+        shares = torch.zeros((2, len(rewards)), dtype=torch.float64)
+        for group in dict.fromkeys(groups):
+            mine = [number for number, other in enumerate(groups) if other == group]
+            x, y, seen = torch.stack([states[number] for number in mine]), rewards[mine], self._seen.get(group)
             if seen is not None:
-                values[numbers] = seen.values(states)
-            learned = Moments.of(states, batch.take(numbers).column("episode_reward"))
-            self._seen[group] = learned if seen is None else seen.then(learned, self._decay)
-        batch.tag(score=scores(values, batch.tags, self._lam).tolist())
-        ends = batch.column("episode_reward").double()
-        found.metrics.update(agreement(values, batch.tags, "episode_reward"))
-        found.metrics.update(brier=float((values - ends).square().mean()), rows=float(len(batch)))
-        found.metrics["cut_share"] = float(batch.column("cut").double().mean())
-        return Update(rows, found.metrics, found.timing)
+                values[mine] = seen.values(x)
+                shares[:, mine] = seen.shares(torch.stack([values[mine], y]))
+            self._seen[group] = Moments.of(x, y) if seen is None else seen.then(Moments.of(x, y), self._decay)
+        return Update(rows, self._score(batch, values, *shares), timing)
+
+    def _score(self, batch: Batch, values: Tensor, predicted: Tensor, ends: Tensor) -> dict[str, float]:
+        """Tags the rows of episodes of which all values are known; returns the metrics, of shares.
+
+        A share is how far a value or a reward is from the least reward to the largest: parts differ in their sizes.
+        """
+        unknown = {tags["episode"] for tags, value in zip(batch.tags, values.tolist(), strict=True) if isnan(value)}
+        scored = [number for number, tags in enumerate(batch.tags) if tags["episode"] not in unknown]
+        metrics = {"rows": float(len(batch)), "cut_share": float(batch.column("cut").double().mean())}
+        if scored:
+            mine = batch.take(scored)
+            mine.tag(score=scores(values[scored], mine.tags, self._lam).tolist(), end=ends[scored].tolist())
+            metrics |= agreement(predicted[scored], mine.tags, "end")
+            metrics["brier"] = float((predicted[scored] - ends[scored]).square().mean())
+        return metrics
 
     def _states(self, update: Update, seed: int) -> Tensor:
         """Returns what the base's output head reads at the end of each row's prompt, (N, D), in the order of the rows.
@@ -76,16 +87,19 @@ class ValueCritic:
             options = {"calculate_entropy": False, "no_lora_adapter": True, STATES: True}
             unit._infer(unit.actor_rollout_wg.compute_log_prob, update.rows, **options)
             of_key = dict(zip(update.rows.keys, update.rows.fetch(STATES)[STATES].unbind(), strict=True))
-        return torch.stack([of_key[key] for key in keys])
-
-    def empty_cache(self) -> None:
-        """Frees the caches of the workers that have read prompts."""
-        for host in {unit.host.name: unit.host for unit in self._units.values()}.values():
-            host.empty_cache()
+        if self._several:
+            unit.empty_cache()  # its processes have used the devices of those that read or are updated next
+        states = torch.stack([of_key[key] for key in keys])
+        if not states.isfinite().all():
+            raise RuntimeError(
+                f"policy {unit.name!r}: in step {seed} its base makes hidden states that are not finite"
+            )
+        return states
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps: the sums of the regressions, and whether they are with hindsight."""
-        return {"seen": {group: astuple(one) for group, one in self._seen.items()}, "hindsight": self._hindsight}
+        seen = {group: tuple(vars(one).values()) for group, one in self._seen.items()}
+        return {"seen": seen, "hindsight": self._hindsight}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what a checkpoint keeps; that of another kind, or of other prompts, is of no use."""

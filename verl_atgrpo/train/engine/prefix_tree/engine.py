@@ -65,8 +65,10 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
     """How long a sequence is whose attention takes as many operations as the layers' weights."""
     _waiting: Iterator[Tree] | None = None
     """The trees of the batch that runs, in the order of its micro-batches."""
+    _wanted = False
+    """Whether the output of the micro-batch that runs has hidden states."""
     _head_input: Tensor | None = None
-    """What the output head reads in the forward pass that runs, at every token that it computes logits of."""
+    """What its output head has read, at every token that it computes logits of."""
 
     def initialize(self) -> None:
         """Builds the model, and compares a few rows in trees with verl's own log-probs of them."""
@@ -79,7 +81,7 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
             self._warn_once(f"no prefix trees, every row runs with its whole prompt: {self.refusal}")
 
     def _note_head_input(self, _: Any, given: tuple[Tensor, ...]) -> None:
-        if not torch.is_grad_enabled():
+        if self._wanted:
             self._head_input = given[0]
 
     def _warn_once(self, what: str) -> None:
@@ -200,6 +202,7 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns what the model is given of a micro-batch, and what is needed to read its output."""
+        self._wanted = tu.get_non_tensor_data(data=micro_batch, key=STATES, default=False)
         if self._waiting is None:
             inputs, arguments = super().prepare_model_inputs(micro_batch)
             return inputs, arguments
@@ -211,9 +214,8 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
     ) -> dict[str, Tensor]:
         """Returns log-probs and entropies of every row, where verl expects them: 0 at what is not a response's."""
         packed: Packed | None = output_args.get("packed")
-        noted, self._head_input = self._head_input, None
-        wanted = tu.get_non_tensor_data(data=micro_batch, key=STATES, default=False)
-        of_prompts = {STATES: _at_prompt_ends(noted, packed, micro_batch)} if wanted else {}
+        of_prompts = {STATES: _at_prompt_ends(self._head_input, packed, micro_batch)} if self._wanted else {}
+        self._wanted, self._head_input = False, None
         if packed is None:
             plain: dict[str, Tensor] = super().prepare_model_outputs(
                 output, output_args, micro_batch, logits_processor_func
@@ -244,7 +246,7 @@ def _at_prompt_ends(states: Tensor | None, packed: Packed | None, micro_batch: T
     Shapes: states of a tree's nodes, (1, nodes, dimension); else of all tokens, row after row, or padded at the right.
     """
     if states is None:
-        raise RuntimeError("the model's output head was not called: fused kernels show no hidden states")
+        raise RuntimeError("a critic reads what the model's output head is given, and this model does not call one")
     offsets, answers = micro_batch["input_ids"].offsets(), micro_batch["response_mask"].offsets().diff()
     if packed is not None:
         found = states[0, packed.predictors[(answers.cumsum(0) - answers).to(packed.predictors.device)]]
