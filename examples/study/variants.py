@@ -259,7 +259,7 @@ WORDS: Mapping[str, Variant] = {
     ),
     "critic": Variant(
         "team, outcome, scores of a value critic",
-        (_ADAPTER, *_OF_OUTCOMES, "at_grpo.critic={kind: value}", _UNDIVIDED, _NO_BONUS),
+        (_ADAPTER, *_OF_OUTCOMES, "at_grpo.critic={kind: value}", _UNDIVIDED, _NO_BONUS, "at_grpo.group_filter=null"),
         1.6,
         rate=10.0,
     ),
