@@ -76,9 +76,10 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
         if tokenizer is not None:
             check_chats(settings, name, tokenizer)
             tokenizers[f"policy {name!r}"] = tokenizer
-    for name in settings.critic_reads_as:
-        if (found := tokenizers.get(f"policy {name!r}")) is not None:
-            check_hindsight(hindsights(settings, settings.make_environment()), found, config.data)
+    readers = [found for name in settings.critic_reads_as if (found := tokenizers.get(f"policy {name!r}")) is not None]
+    texts = hindsights(settings, settings.make_environment()) if readers else []
+    for tokenizer in readers:
+        check_hindsight(texts, tokenizer, config.data)
     if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
         check_template_arguments(config.data, tokenizers)
 

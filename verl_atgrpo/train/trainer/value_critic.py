@@ -27,8 +27,6 @@ from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
 class ValueCritic:
     """Values of the prompts of all agents with a trained policy, each by the base of that policy."""
 
-    name = "critic"
-
     def __init__(self, critic: CriticSettings, units: Sequence[PolicyUnit]) -> None:
         self._lam, self._decay, self._hindsight = critic.lam, critic.decay, critic.hindsight
         self._units = {unit.name: unit for unit in units}
