@@ -26,9 +26,9 @@ class Variant:
     """Whether to keep its models, which other variants need."""
 
 
-def _tasks(number: int) -> tuple[str, ...]:
-    """Returns overrides with so many tasks a step, in two optimizer steps."""
-    return (f"data.train_batch_size={number}", f"actor_rollout_ref.actor.ppo_mini_batch_size={number // 2}")
+def _tasks(number: int, updates: int = 2) -> tuple[str, ...]:
+    """Returns overrides with so many tasks a step, in so many optimizer steps."""
+    return (f"data.train_batch_size={number}", f"actor_rollout_ref.actor.ppo_mini_batch_size={number // updates}")
 
 
 # Eight whole episodes per task, the outcome as the reward of all rows. Half of the tasks, because whole episodes take
@@ -266,8 +266,14 @@ WORDS: Mapping[str, Variant] = {
     "dr_mas_adapter_entropy_0": Variant(
         "the same, without a critic", (_ADAPTER, *_OF_OUTCOMES, _UNDIVIDED, _NO_BONUS), 1.6, rate=10.0
     ),
+    "c3_adapter": Variant(
+        "team, C3 at each agent's first decision, one adapter",
+        (_ADAPTER, "+credit=c3", "at_grpo.branch.at={{agent_0}: 0, {agent_1}: 0}", _K_4, *_tasks(5, 1), _NO_BONUS),
+        1.6,
+        rate=10.0,
+    ),
     "dr_mas_adapter_discount": Variant(
-        "the same, discounted by .5",
+        "Dr. MAS as above, discounted by .5",
         (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator={preset: dr_mas, scale: none, discount: 0.5}", _NO_BONUS),
         1.6,
         rate=10.0,
