@@ -153,7 +153,7 @@ def overrides_of(
     if variant.needs:
         overrides.append("trainer.val_only=true")
     else:
-        test_every = min(variant.test_every, game.test_every)
+        test_every = variant.test_every or game.test_every
         overrides += [f"trainer.test_freq={test_every}", "trainer.total_training_steps=1000"]
         overrides += [f"trainer.save_freq={test_every if variant.keep else -1}"]
     names = dict(zip(("first", "second"), trained, strict=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +16,8 @@ class Variant:
     overrides: tuple[str, ...] = ()
     share: float = 1.0
     """Share of the game's budget."""
-    test_every: int = 1000
-    """Training steps between two validations; the game's value is used if smaller."""
+    test_every: int | None = None
+    """Training steps between two validations; None for the game's."""
     needs: tuple[str, ...] = ()
     """Models to combine without training, as `variant:policy`: the tool user's and the planner's."""
     rate: float = 1.0
@@ -122,9 +122,13 @@ UPDATES: Mapping[str, Variant] = {
 }
 """AT-GRPO with one policy, by optimizer steps."""
 
-# Far goals on a board of 8 x 8, which earn nothing before they are reached: one single agent, whole episodes.
-_BOARD = "size: 8, wall_density: 0.1, max_turns: 2, max_moves: 12, style: compact"
-_SPARSE = f"name: 'sparse_path:AllOrNothing', {_BOARD}"
+# A critic reads with the base of an adapter.
+_LORA = ("actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora_alpha=32")
+_ONE_ADAPTER = (*_LORA, *_EPISODES)
+_UNDIVIDED = "at_grpo.estimator={preset: dr_mas, scale: none}"
+
+# Far goals on an open board of 8 x 8, which earn nothing before they are reached: one single agent, whole episodes.
+_SPARSE = "name: 'sparse_path:AllOrNothing', size: 8, wall_density: 0.0, max_turns: 2, max_moves: 12, style: compact"
 _DISTANCES = (
     "max_distance: 2",
     "min_distance: 2, max_distance: 4",
@@ -133,42 +137,39 @@ _DISTANCES = (
 )
 
 
-def _far(environment: str) -> tuple[str, ...]:
-    return (
-        "~at_grpo.environment",
-        f"+at_grpo.environment={{{environment}}}",
-        *_EPISODES,
-        "at_grpo.estimator=mas_grpo",
-        "at_grpo.group_filter={}",
-        "data.max_prompt_length=96",
-        "data.max_response_length=16",
-        "actor_rollout_ref.rollout.max_model_len=112",
+def _levels(environment: str, levels: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Returns overrides for the last level alone, all levels in equal shares, and a curriculum."""
+    mixed = ", ".join(
+        f"l{number}: {{{environment}, {level}, val_tasks: {200 * (level == levels[-1])}}}"
+        for number, level in enumerate(levels)
     )
+    listed = ", ".join(f"{{{level}}}" for level in levels)
+    ways = {
+        "": f"{environment}, {levels[-1]}",
+        "_uniform": f"name: mixture, parts: {{{mixed}}}",
+        "_curriculum": f"name: curriculum, of: {{{environment}}}, levels: [{listed}], window: 128, upper: 0.7",
+    }
+    return {
+        way: (
+            "~at_grpo.environment",
+            f"+at_grpo.environment={{{given}}}",
+            *_ONE_ADAPTER,
+            _UNDIVIDED,
+            "at_grpo.group_filter={}",
+            "data.max_prompt_length=96",
+            "data.max_response_length=16",
+            "actor_rollout_ref.rollout.max_model_len=112",
+        )
+        for way, given in ways.items()
+    }
 
 
-_MIXED = ", ".join(
-    f"l{number}: {{{_SPARSE}, {distance}, val_tasks: {200 * (number == 3)}}}"
-    for number, distance in enumerate(_DISTANCES)
-)
-_LEVELS = ", ".join(f"{{{distance}}}" for distance in _DISTANCES)
-_CURRICULUM = f"name: curriculum, of: {{{_SPARSE}}}, levels: [{_LEVELS}], window: 128, upper: 0.7"
-_BONUS = "actor_rollout_ref.actor.entropy_coeff=0.01"
+_WAYS = {"": "the last level alone", "_uniform": "all levels alike", "_curriculum": "levels by a curriculum"}
 LEVELS: Mapping[str, Variant] = {
-    "far": Variant("far goals alone", _far(f"{_SPARSE}, {_DISTANCES[-1]}"), share=4),
-    "far_uniform": Variant("all distances alike", _far(f"name: mixture, parts: {{{_MIXED}}}"), share=4),
-    "far_curriculum": Variant("distances by a curriculum", _far(_CURRICULUM), share=4),
-    "far_uniform_entropy": Variant(
-        "all distances alike, with an entropy bonus", (*_far(f"name: mixture, parts: {{{_MIXED}}}"), _BONUS), share=4
-    ),
-    "far_curriculum_entropy": Variant(
-        "distances by a curriculum, with an entropy bonus", (*_far(_CURRICULUM), _BONUS), share=4
-    ),
+    f"far{way}": Variant(f"far goals, {_WAYS[way]}", overrides, share=2, test_every=10, rate=5)
+    for way, overrides in _levels(_SPARSE, _DISTANCES).items()
 }
 """Plan-Path by success alone, validated on far goals."""
-
-# A critic reads with the base of an adapter.
-_ONE_ADAPTER = ("actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora_alpha=32", *_EPISODES)
-_UNDIVIDED = "at_grpo.estimator={preset: dr_mas, scale: none}"
 
 
 def _critic(**settings: object) -> tuple[str, ...]:
@@ -188,6 +189,7 @@ def _likelihood(weight: float) -> tuple[str, ...]:
     )
 
 
+_C3 = ("+credit=c3", "at_grpo.branch.at={tool_user: 0, planner: 0}", "at_grpo.candidates=4", *_tasks(8))
 CRITIC: Mapping[str, Variant] = {
     "dr_mas_adapter": Variant("Dr. MAS, one adapter", (*_ONE_ADAPTER, "at_grpo.estimator=dr_mas"), rate=5),
     "dr_mas_undivided": Variant("the same, not divided", (*_ONE_ADAPTER, _UNDIVIDED), rate=5),
@@ -203,10 +205,8 @@ CRITIC: Mapping[str, Variant] = {
     "critic_no_past": Variant("the same, of the last step alone", _critic(decay=0), rate=5),
     "critic_likelihood": Variant("scores of a likelihood critic", _likelihood(1), rate=5),
     "critic_likelihood_half": Variant("the same, half of the reward", _likelihood(0.5), rate=5),
-    "c3": Variant(
-        "C3 at each agent's first decision",
-        ("+credit=c3", "at_grpo.branch.at={tool_user: 0, planner: 0}", "at_grpo.candidates=4", *_tasks(8)),
-    ),
+    "c3": Variant("C3 at each agent's first decision", _C3),
+    "c3_adapter": Variant("the same, one adapter", (*_LORA, *_C3), rate=5),
 }
 """Learned scores on tiny models, by the outcome alone, beside the same without a critic."""
 
