@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it works away from the checkout."""
+"""The wheel out of the source distribution: what is in it, and that it works away from the checkout."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("verl_atgrpo", "environments", "recipes", "hydra_plugins"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignored)
+    # Without options it builds a source distribution, and the wheel out of that.
     build = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(source)], capture_output=True, text=True
+        [sys.executable, "-m", "build", "--outdir", str(out), str(source)], capture_output=True, text=True
     )
     assert build.returncode == 0, build.stdout + build.stderr
     return next(out.glob("*.whl"))
