@@ -2,7 +2,7 @@
 
 LiveCodeBench compares lines, and their numbers as decimals; APPS compares lines, then floats by their nearness, then
 sets of words; CodeContests compares words in any case and numbers to 1e-5. What would pay a wrong answer there is left
-out here: words in another order, integers as floats, all words in any case (docs/environments.md).
+out here: words in another order, integers as floats, all words in any case (docs/code_grading.md).
 """
 
 from __future__ import annotations
