@@ -35,6 +35,8 @@ BUDGETS: dict[str, int] = {
     "environments": 9_600,
     "recipes": 1_090,
     "benchmarks": 5_290,
+    "examples": 1_790,
+    "scripts": 1_270,
     "tests": 47_080,
     "docs": 30_000,
 }
@@ -59,8 +61,7 @@ def sizes(root: Path = ROOT) -> dict[str, int]:
         **{f"verl_atgrpo/{layer}": size for layer in LAYERS if (size := lines((package / layer).glob("*.py")))},
         **{str(folder): size for folder, size in of_python.items() if size},
         "recipes": lines((root / "recipes").rglob("*.yaml")),
-        "benchmarks": lines((root / "benchmarks").rglob("*.py")),
-        "tests": lines((root / "tests").rglob("*.py")),
+        **{name: lines((root / name).rglob("*.py")) for name in ("benchmarks", "examples", "scripts", "tests")},
         "docs": sum(len(page.read_text().split()) for page in pages),
     }
 

@@ -26,6 +26,8 @@ FILES = {
     "recipes/model/tiny.yaml": "a: 1\nb: 2\n",
     "recipes/gone.py": "not counted\n",
     "benchmarks/speed.py": "a\nb\n",
+    "examples/study/study.py": "a\n",
+    "scripts/table.py": "a\nb\nc\n",
     "tests/test_walk.py": "a\n",
     "README.md": "three words here\n",
     "docs/page.md": "two words\n",
@@ -39,6 +41,8 @@ SIZES = {
     "environments": 1,
     "recipes": 3,
     "benchmarks": 2,
+    "examples": 1,
+    "scripts": 3,
     "tests": 1,
     "docs": 5,
 }

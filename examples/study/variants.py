@@ -127,8 +127,8 @@ _LORA = ("actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora_a
 _ONE_ADAPTER = (*_LORA, *_EPISODES)
 _UNDIVIDED = "at_grpo.estimator={preset: dr_mas, scale: none}"
 
-# Far goals on a board of 9 x 9 with one or two walls, which earn nothing before they are reached: one single agent.
-_SPARSE = "name: 'sparse_path:AllOrNothing', size: 9, wall_density: 0.02, max_turns: 2, max_moves: 14, style: compact"
+# Far goals on an open board of 9 x 9, which earn nothing before they are reached: one single agent.
+_SPARSE = "name: 'sparse_path:AllOrNothing', size: 9, wall_density: 0.0, max_turns: 2, max_moves: 14, style: compact"
 _DISTANCES = (
     "max_distance: 2",
     "min_distance: 2, max_distance: 4",
@@ -157,7 +157,6 @@ def _levels(environment: str, levels: Sequence[str]) -> Mapping[str, tuple[str, 
             *_ONE_ADAPTER,
             _UNDIVIDED,
             "at_grpo.group_filter={}",
-            "actor_rollout_ref.actor.entropy_coeff=0.01",
             "data.max_prompt_length=128",
             "data.max_response_length=16",
             "actor_rollout_ref.rollout.max_model_len=144",
