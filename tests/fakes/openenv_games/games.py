@@ -32,7 +32,8 @@ class Noisy(Guessing):
     """The same, with numbers that no seed repeats."""
 
     def reset(self, seed: int | None = None, most: int = 90) -> Answer:
-        return super().reset(None, most)
+        drawn = super().reset(None, most)
+        return self.reset(None, most) if self.number == UNLUCKY else drawn
 
 
 class Late(Guessing):
