@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -122,7 +122,6 @@ UPDATES: Mapping[str, Variant] = {
 }
 """AT-GRPO with one policy, by optimizer steps."""
 
-# A critic reads with the base of an adapter.
 _LORA = ("actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora_alpha=32")
 _ONE_ADAPTER = (*_LORA, *_EPISODES)
 _UNDIVIDED = "at_grpo.estimator={preset: dr_mas, scale: none}"
@@ -138,41 +137,42 @@ _DISTANCES = (
 )
 
 
-def _levels(environment: str, levels: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Returns overrides for the last level alone, all levels in equal shares, and a curriculum."""
-    mixed = ", ".join(
-        f"l{number}: {{{environment}, {level}, val_tasks: {200 * (level == levels[-1])}}}"
-        for number, level in enumerate(levels)
-    )
-    listed = ", ".join(f"{{{level}}}" for level in levels)
-    ways = {
-        "": f"{environment}, {levels[-1]}",
-        "_uniform": f"name: mixture, parts: {{{mixed}}}",
-        "_curriculum": f"name: curriculum, of: {{{environment}}}, levels: [{listed}], window: 128, upper: 0.7",
-    }
-    return {
-        way: (
+def _far(title: str, environment: str) -> Variant:
+    return Variant(
+        f"far goals, {title}",
+        (
             "~at_grpo.environment",
-            f"+at_grpo.environment={{{given}}}",
+            f"+at_grpo.environment={{{environment}}}",
             *_ONE_ADAPTER,
             _UNDIVIDED,
             "at_grpo.group_filter={}",
             "data.max_prompt_length=128",
             "data.max_response_length=16",
             "actor_rollout_ref.rollout.max_model_len=144",
-        )
-        for way, given in ways.items()
-    }
+        ),
+        share=2,
+        test_every=10,
+        rate=5,
+    )
 
 
-_WAYS = {"": "the last level alone", "_uniform": "all levels alike", "_curriculum": "levels by a curriculum"}
+_MIXED = ", ".join(
+    f"l{number}: {{{_SPARSE}, {distance}, val_tasks: {200 * (distance == _DISTANCES[-1])}}}"
+    for number, distance in enumerate(_DISTANCES)
+)
+_LISTED = ", ".join(f"{{{distance}}}" for distance in _DISTANCES)
 LEVELS: Mapping[str, Variant] = {
-    f"far{way}": Variant(f"far goals, {_WAYS[way]}", overrides, share=2, test_every=10, rate=5)
-    for way, overrides in _levels(_SPARSE, _DISTANCES).items()
+    "far": _far("the last level alone", f"{_SPARSE}, {_DISTANCES[-1]}"),
+    "far_uniform": _far("all levels alike", f"name: mixture, parts: {{{_MIXED}}}"),
+    "far_curriculum": _far(
+        "levels by a curriculum",
+        f"name: curriculum, of: {{{_SPARSE}}}, levels: [{_LISTED}], window: 128, upper: 0.7",
+    ),
 }
 """Plan-Path by success alone, validated on far goals."""
 
 
+# A critic reads with the base of an adapter.
 def _critic(**settings: object) -> tuple[str, ...]:
     given = ", ".join(f"{key}: {value}" for key, value in settings.items())
     return (*_ONE_ADAPTER, f"at_grpo.critic={{{given}}}", _UNDIVIDED)
