@@ -27,7 +27,7 @@ from verl_atgrpo import Environment, EpisodeFailed, Outcome, Score, Team, recipe
 from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.rollout.manager import TeamRolloutManager
 from verl_atgrpo.train.serving.balancer import AvoidingBalancer
@@ -270,7 +270,7 @@ def job_config(folder: Path, steps: int, seed: int, timeout: float, branches: bo
         section.environment = {"name": "soak_job:SoakGame"}
         section.agents = {name: name for name in POLICIES}
         section.policies = {name: dict(model) for name, model in zip(POLICIES, section.policies.values(), strict=True)}
-    expand_policies(config, AtGrpoConfig.from_config(config))
+    expand_policies(config, read_section(config))
     return config
 
 

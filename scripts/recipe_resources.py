@@ -13,7 +13,7 @@ from typing import NamedTuple
 from recipe_table import Job, jobs
 
 from verl_atgrpo import recipes
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.section import read_section
 
 TRAINING_BYTES = 16
 """Bytes per parameter in training: weight, gradient and Adam's two moments, in float32."""
@@ -106,7 +106,7 @@ class Needs:
 def needs(job: Job, gigabytes: float, hardware: str = "8_gpus") -> Needs:
     """Returns a job's resources on devices with this memory."""
     config = recipes.compose(job.recipe, [*job.overrides, f"hardware={hardware}"])
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     policies = settings.policy_settings()
     policy = next(iter(policies.values()))
     own = {key for one in policies.values() for key in ("model", "actor", "rollout") if getattr(one, key)}

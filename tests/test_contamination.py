@@ -16,6 +16,7 @@ from verl_atgrpo.play.contamination import NEAR, NearIndex, Overlap, overlaps, r
 from verl_atgrpo.play.testing import EnvironmentContractError
 from verl_atgrpo.train.config.job_rules import of_overlap
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.section import parse_section
 
 TRAIN = (
     "A train leaves the station at 9 o'clock and travels north at 60 miles per hour. Two hours later a second train "
@@ -222,7 +223,7 @@ def test_a_report_shows_the_first_and_counts_all() -> None:
 
 
 def settings(**changes: Any) -> AtGrpoConfig:
-    return AtGrpoConfig.from_mapping({"environment": {"name": f"{__name__}:Texts"}, **changes})
+    return parse_section({"environment": {"name": f"{__name__}:Texts"}, **changes})
 
 
 def test_near_duplicates_are_refused_with_one_line() -> None:

@@ -18,6 +18,7 @@ from verl_atgrpo.play.environment import RowDefect
 from verl_atgrpo.recipes import compose
 from verl_atgrpo.train.config.job_rules import of_bad_rows
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.section import read_section
 
 ECHO = {"question": "Echo.", "input_output": json.dumps({"inputs": ["3\n"], "outputs": ["3\n"]})}
 SILENT = {"question": "Say nothing.", "input_output": json.dumps({"inputs": ["3\n"], "outputs": [""]})}
@@ -133,9 +134,7 @@ def test_a_sample_has_rows_of_every_data_set(rows: int, sets: dict[str, int], si
 
 
 def settings(**section: Any) -> AtGrpoConfig:
-    return AtGrpoConfig.from_config(
-        compose("walk_smollm2", [f"at_grpo.{key}={value}" for key, value in section.items()])
-    )
+    return read_section(compose("walk_smollm2", [f"at_grpo.{key}={value}" for key, value in section.items()]))
 
 
 def test_a_run_on_bad_rows_is_refused_and_the_bound_can_be_raised(caplog: pytest.LogCaptureFixture) -> None:

@@ -70,9 +70,9 @@ def answer(code: str, variables: dict[str, str]) -> str:
 def test_a_package_brings_an_environment_and_an_estimator(tmp_path: Path) -> None:
     variables = installed(tmp_path, "coins", 'coins = "coins:Coins"', 'halved = "coins:halved"')
     code = """
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.section import parse_section
 from verl_atgrpo.play.registry import registered
-settings = AtGrpoConfig.from_mapping({"environment": {"name": "coins", "sides": 6}, "estimator": "halved"})
+settings = parse_section({"environment": {"name": "coins", "sides": 6}, "estimator": "halved"})
 environment = settings.make_environment()
 print(type(environment).__name__, environment.sides, settings.spec.eps, {"coins", "math"} <= {*registered()})
 """

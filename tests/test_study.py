@@ -18,7 +18,7 @@ from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.recipes import compose
 from verl_atgrpo.train.config.run_check import check_run
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.section import read_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))
 
@@ -37,7 +37,7 @@ def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, gam
     overrides = study.overrides_of(GAMES[game], variant, 1, tmp_path, tmp_path / "start", trained)
     config = compose(GAMES[game].recipe, *overrides, "at_grpo.train_tasks=256", "at_grpo.val_tasks=8")
     check_run(config)
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     # Equal work a step: the same number of updates, and the same rows for one decision of every task.
     assert config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size == 2
     rows = config.data.train_batch_size * settings.candidates
@@ -61,7 +61,7 @@ def test_critics_are_jobs_that_can_start_and_score_by_the_outcome(
     overrides = study.overrides_of(GAMES[game], variant, 1, tmp_path, tmp_path / "start", [])
     config = compose(GAMES[game].recipe, *overrides, "at_grpo.train_tasks=256", "at_grpo.val_tasks=8")
     check_run(config)
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     assert settings.scheme == ("branch" if name.startswith("c3") else "parallel")
     assert (settings.critic is not None) == name.startswith("critic")
     assert settings.episode_reward == "outcome"
@@ -74,7 +74,7 @@ def test_far_goals_are_jobs_that_can_start_and_are_validated_alike(compose: Any,
     overrides = study.overrides_of(game, game.variant(name), 1, tmp_path, tmp_path / "start", [])
     config = compose(game.recipe, *overrides, "at_grpo.train_tasks=256")
     check_run(config)
-    environment = AtGrpoConfig.from_config(config).make_environment()
+    environment = read_section(config).make_environment()
     tasks = [environment.task("val", index) for index in range(200)]
     far = [getattr(task, "task", task) for task in tasks]
     assert environment.num_tasks("val") in (None, 200)
@@ -99,7 +99,7 @@ def test_every_variant_of_a_game_in_words_is_a_job_that_can_start(
     overrides = study.overrides_of(game, game.variant(variant), 1, tmp_path, tmp_path / "start", [])
     config = compose(game.recipe, *overrides, "at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
     check_run(config)
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     assert len(settings.bases()) == (2 if variant == "at_grpo_roles" else 1)
     policies = settings.policies or {"shared": None}
     two = variant == "at_grpo_roles" or "adapters" in variant

@@ -248,10 +248,10 @@ def _check_data(options: argparse.Namespace) -> tuple[str, bool]:
     from verl_atgrpo.play import contamination, data_check
     from verl_atgrpo.play.user_code import asking
     from verl_atgrpo.recipes import compose, readable
-    from verl_atgrpo.train.config.schema import AtGrpoConfig
+    from verl_atgrpo.train.config.section import read_section
 
     with readable(options.config_name, options.config_dir):
-        settings = AtGrpoConfig.from_config(compose(options.config_name, options.overrides, options.config_dir))
+        settings = read_section(compose(options.config_name, options.overrides, options.config_dir))
         env = settings.make_environment()
     train, val = settings.split_size(env, "train"), settings.split_size(env, "val")
     with asking(settings.environment["name"], "making its tasks"):

@@ -26,10 +26,11 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo import EnvironmentConfigError, make, platform_choice, recipes
 from verl_atgrpo.play.registry import load, registered
-from verl_atgrpo.train.config import check, job_rules, kinds, machine_check
+from verl_atgrpo.train.config import check, job_rules, kinds, machine_rules
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import ConfigError
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types, kind_of, rule_of
 from verl_atgrpo.train.config.view import View, verls_defaults
 
@@ -386,13 +387,13 @@ def test_a_folder_has_no_nul(name: str) -> None:
     config = copy.deepcopy(composed("plan_path_cpu")[0])
     config.trainer[name] = "a\0b"
     with pytest.raises(ConfigError, match=rf"trainer\.{name}=a.*it is no name of a folder \(embedded null"):
-        check(machine_check.of_folders(config))
+        check(machine_rules.of_folders(config))
 
 
 @pytest.mark.usefixtures("here")
 def test_checking_a_folder_leaves_nothing(tmp_path: Path) -> None:
     with overridden("plan_path_cpu", f"trainer.default_local_dir={tmp_path}/a/b/c") as config:
-        check(machine_check.of_folders(config))
+        check(machine_rules.of_folders(config))
     assert not (tmp_path / "a").exists()
 
 
@@ -443,20 +444,20 @@ def test_folders_are_checked_by_writing_and_left_as_they_were(here: Path, monkey
             raise PermissionError(13, "Permission denied")
         return tempfile_of(dir=dir)
 
-    tempfile_of = machine_check.tempfile.TemporaryFile
-    monkeypatch.setattr(machine_check.tempfile, "TemporaryFile", refuse)  # root may write anywhere
+    tempfile_of = machine_rules.tempfile.TemporaryFile
+    monkeypatch.setattr(machine_rules.tempfile, "TemporaryFile", refuse)  # root may write anywhere
     config = composed("plan_path_cpu")[0]
-    check(machine_check.of_folders(config))
+    check(machine_rules.of_folders(config))
     assert sorted(path.name for path in here.iterdir()) == ["file", "read_only"]
     for value, why in ((read_only / "deep" / "er", "Permission denied"), (here / "file" / "x", "file is no folder")):
         with (
             overridden("plan_path_cpu", f"trainer.default_local_dir={value}") as config,
             pytest.raises(ConfigError, match=re.escape(f"trainer.default_local_dir={value}: ") + f".*{why}"),
         ):
-            check(machine_check.of_folders(config))
+            check(machine_rules.of_folders(config))
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(read_only / "metrics.jsonl"))
     with pytest.raises(ConfigError, match=r"^trainer\.logger=file with VERL_FILE_LOGGER_PATH=.*metrics\.jsonl: "):
-        check(machine_check.of_folders(composed("plan_path_cpu")[0]))
+        check(machine_rules.of_folders(composed("plan_path_cpu")[0]))
 
 
 def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,7 +485,7 @@ def test_a_table_that_nobody_would_see_is_refused(override: str, lacking: str, r
         message = message_of(config)
     assert f"trainer.log_val_generations=3 has no effect without {lacking}: " in message and remedy in message
     with overridden("plan_path_cpu", *asked) as config:
-        check(job_rules.of_tables(Job(View(config), AtGrpoConfig.from_config(config))))
+        check(job_rules.of_tables(Job(View(config), read_section(config))))
 
 
 @pytest.mark.parametrize(
@@ -505,11 +506,11 @@ def test_a_corrupt_model_is_refused_by_its_path(
     folder = here / "model"
     shutil.copytree(model, folder)
     with overridden("plan_path_cpu", f"{_M}.path={folder}") as config:
-        settings = AtGrpoConfig.from_config(config)
-        machine_check.check_models(config, settings)
+        settings = read_section(config)
+        check(machine_rules.of_models(config, settings))
         (folder / file).write_text(text)
         with pytest.raises(ConfigError, match=re.escape(f"{_M}.path={folder}: ")):
-            machine_check.check_models(config, settings)
+            check(machine_rules.of_models(config, settings))
 
 
 @pytest.fixture(scope="module")
@@ -538,7 +539,7 @@ def test_a_model_of_the_hub_is_read_on_the_cpu_too(
 
     for cls in (transformers.AutoConfig, transformers.AutoTokenizer):
         monkeypatch.setattr(cls, "from_pretrained", hub(cls.from_pretrained))
-    machine_check.check_models(config, AtGrpoConfig.from_config(config))
+    check(machine_rules.of_models(config, read_section(config)))
     assert asked.count("owner/tiny") == 2
 
     def unreachable(name: str, **_: object) -> None:
@@ -547,7 +548,7 @@ def test_a_model_of_the_hub_is_read_on_the_cpu_too(
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
     message = rf"^{re.escape(_M)}\.path=owner/tiny: .*: We couldn't connect; no folder has this name"
     with pytest.raises(ConfigError, match=message):
-        machine_check.check_models(config, AtGrpoConfig.from_config(config))
+        check(machine_rules.of_models(config, read_section(config)))
 
 
 # ------------------------------------------------------------------ the real command

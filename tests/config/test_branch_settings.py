@@ -12,10 +12,11 @@ from fakes.jobs import asked
 
 from verl_atgrpo.train.config.job_rules import of_agents, of_branch_points
 from verl_atgrpo.train.config.schema import AtGrpoConfig, BranchSettings, ConfigError
+from verl_atgrpo.train.config.section import parse_section
 
 
 def settings(scheme: str = "branch", **section: Any) -> AtGrpoConfig:
-    return AtGrpoConfig.from_mapping({"environment": {"name": "walk"}, "scheme": scheme, **section})
+    return parse_section({"environment": {"name": "walk"}, "scheme": scheme, **section})
 
 
 def test_a_section_says_where_to_branch() -> None:

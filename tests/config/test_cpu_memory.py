@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.train.config.machine_check import LARGE, RETURNED, return_large_blocks
+from verl_atgrpo.train.config.machine_rules import LARGE, RETURNED, return_large_blocks
 from verl_atgrpo.train.config.policies import expand_policies
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.section import read_section
 
 PLANNERS = "at_grpo.policies.planner.model.path"
 
@@ -39,7 +39,7 @@ def test_the_largest_model_decides_and_the_jobs_own_values_win(
     before = OmegaConf.to_container(OmegaConf.select(config, where))
     for name, value in given.items():
         OmegaConf.update(config, f"{where}.{name}", value, force_add=True)
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     expand_policies(config, settings)
     return_large_blocks(config, settings)
     assert OmegaConf.select(config, where) == {**before, **expected}
@@ -47,6 +47,6 @@ def test_the_largest_model_decides_and_the_jobs_own_values_win(
 
 def test_a_model_of_the_hub_is_large(compose: Any) -> None:
     config = compose("plan_path_cpu", "actor_rollout_ref.model.path=owner/name")
-    return_large_blocks(config, AtGrpoConfig.from_config(config))
+    return_large_blocks(config, read_section(config))
     variables = config.ray_kwargs.ray_init.runtime_env.env_vars
     assert RETURNED.items() <= variables.items()

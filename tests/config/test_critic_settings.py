@@ -14,10 +14,12 @@ from fakes.in_process_workers import save_model_folder
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.environments.plan_path import PlanPath
-from verl_atgrpo.train.config.machine_check import check_models
+from verl_atgrpo.train.config import check
+from verl_atgrpo.train.config.machine_rules import of_models
 from verl_atgrpo.train.config.policies import ADAPTERS, config_of_host, expand_policies
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.section import read_section
 
 ONE = "{base: tiny, lora: {rank: 4}}"
 BOTH = f"{{player: {ONE}, critic: {ONE}}}"
@@ -38,7 +40,7 @@ def checked(compose: Any, *overrides: str, **team: str) -> AtGrpoConfig:
 
 def test_no_server_has_the_critics_adapter(compose: Any) -> None:
     config = composed(compose)
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     expand_policies(config, settings)
     adapters = config_of_host(config, settings, "player").actor_rollout_ref.model.lora[ADAPTERS]
     assert {name: one.served for name, one in adapters.items()} == {"player": True, "critic": False}
@@ -50,12 +52,12 @@ def test_hindsight_without_room_is_refused_before_ray(
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
     save_model_folder(tmp_path)
     config = composed(compose, f"actor_rollout_ref.model.path={tmp_path}")
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     expand_policies(config, settings)
-    check_models(config, settings)
+    check(of_models(config, settings))
     monkeypatch.setattr(PlanPath, "hindsight", lambda self, task: "U" * 10_000)
     with pytest.raises(ConfigError, match=r"^at_grpo\.critic: Environment\.hindsight says 10\d+ tokens of a task"):
-        check_models(config, settings)
+        check(of_models(config, settings))
 
 
 def test_a_critic_shares_the_workers_of_the_team(compose: Any) -> None:

@@ -12,6 +12,7 @@ from fakes.jobs import asked
 
 from verl_atgrpo.train.config.job_rules import of_agents
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.section import parse_section
 
 M_GRPO = {"preset": "m_grpo", "main_agent": "planner", "sub_calls": 2}
 
@@ -20,7 +21,7 @@ def config(estimator: Any, scheme: str = "parallel", several: bool = False, name
     section = {"environment": {"name": name}, "scheme": scheme, "estimator": estimator}
     if several:
         section |= {"policies": {"coder": None, "planner": None}}
-    return AtGrpoConfig.from_mapping(section)
+    return parse_section(section)
 
 
 def refused(estimator: Any, message: str, **options: Any) -> None:

@@ -8,7 +8,8 @@ import pytest
 from fakes.jobs import asked
 
 from verl_atgrpo.train.config.job_rules import of_tasks
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, GroupFilter
+from verl_atgrpo.train.config.schema import ConfigError, GroupFilter
+from verl_atgrpo.train.config.section import parse_section
 from verl_atgrpo.train.rows.step_rows import tasks_to_add
 
 
@@ -44,14 +45,14 @@ def test_tasks_to_add(groups: int, played: int, added: int) -> None:
 )
 def test_refused_with_one_line(block: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, "group_filter": block})
+        parse_section({"environment": {"name": "plan_path"}, "group_filter": block})
     assert "\n" not in str(caught.value)
 
 
 def test_null_is_no_filter_and_an_empty_section_drops() -> None:
     section = {"environment": {"name": "plan_path"}}
-    assert AtGrpoConfig.from_mapping(section).group_filter is None
-    assert AtGrpoConfig.from_mapping({**section, "group_filter": {}}).group_filter == GroupFilter()
+    assert parse_section(section).group_filter is None
+    assert parse_section({**section, "group_filter": {}}).group_filter == GroupFilter()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_null_is_no_filter_and_an_empty_section_drops() -> None:
     ],
 )
 def test_the_bound_fits_the_tasks(max_tasks: int, message: str | None) -> None:
-    config = AtGrpoConfig.from_mapping(
+    config = parse_section(
         {
             "environment": {"name": "plan_path"},
             "train_tasks": 64,

@@ -22,7 +22,8 @@ from verl_atgrpo.train.config import check as check_rules
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.policy_rules import REQUIRED_MODULES, ROUNDING
 from verl_atgrpo.train.config.run_check import OF_MODES
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import ConfigError
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.config.view import View
 
 CORRECTION = "algorithm.rollout_correction"
@@ -49,7 +50,7 @@ def check(recipe: str, *overrides: str) -> None:
     for key, value in OmegaConf.from_dotlist([override.lstrip("+") for override in overrides]).items():
         with open_dict(config):
             config[key] = OmegaConf.merge(config[key], value)
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     job = Job(View(config), settings)
     check_rules(itertools.chain.from_iterable(rule(job) for rule in OF_MODES))
 
@@ -296,7 +297,7 @@ def test_recipes_for_gpus_take_the_group(groups: str, tmp_path: Path, gpu: None)
     (tmp_path / "mine.yaml").write_text(f"defaults: [plan_path_qwen3_1p7b, {groups}mode: separate, _self_]\n")
     # A policy's servers share their devices with no others, so each may take most of the memory.
     config = recipes.compose("mine", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], folder=tmp_path)
-    check_policies(Job(View(config), AtGrpoConfig.from_config(config)))
+    check_policies(Job(View(config), read_section(config)))
     assert config.actor_rollout_ref.rollout.n_gpus_per_node == config.trainer.n_gpus_per_node
 
 

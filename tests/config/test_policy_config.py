@@ -11,14 +11,15 @@ pytest.importorskip("verl")
 from verl_atgrpo import platform_choice
 from verl_atgrpo.train.config.policies import config_of_host, config_of_policy, expand_policies
 from verl_atgrpo.train.config.run_check import check_run
-from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import EXPANDED, ConfigError
+from verl_atgrpo.train.config.section import parse_section, read_section
 
 ROLES = "plan_path_qwen3_1p7b +roles=tool_user_planner +placement=colocated"
 
 
 def expanded(compose: Any, *overrides: str) -> Any:
     config = compose("plan_path_qwen3_1p7b", "+at_grpo.agents.tool_user=coder", *overrides)
-    expand_policies(config, AtGrpoConfig.from_config(config))
+    expand_policies(config, read_section(config))
     return config
 
 
@@ -120,11 +121,11 @@ def test_what_holds_for_the_job_holds_for_every_policy(compose: Any, block: str,
 
 def test_an_adapter_of_the_only_policy_leaves_the_whole_model_out_as_well(compose: Any) -> None:
     config = compose("plan_path_qwen3_1p7b", "actor_rollout_ref.model.lora_rank=16")
-    expand_policies(config, AtGrpoConfig.from_config(config))
+    expand_policies(config, read_section(config))
     saved = config.actor_rollout_ref.actor.checkpoint
     assert list(saved.save_contents) == list(saved.load_contents) == ["model", "optimizer", "extra"]
     whole = compose("plan_path_qwen3_1p7b")
-    expand_policies(whole, AtGrpoConfig.from_config(whole))
+    expand_policies(whole, read_section(whole))
     assert "hf_model" in whole.actor_rollout_ref.actor.checkpoint.save_contents
 
 
@@ -192,7 +193,7 @@ def test_servers_that_share_a_gpu_must_fit_in_its_memory(compose: Any, monkeypat
 )
 def test_a_block_that_cannot_work_is_refused(block: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, "policies": {"coder": block, "other": {}}})
+        parse_section({"environment": {"name": "plan_path"}, "policies": {"coder": block, "other": {}}})
     assert key in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -211,7 +212,7 @@ def test_what_excludes_trees_is_refused_beside_them(compose: Any) -> None:
 
 def test_an_empty_adapter_is_none() -> None:
     section = {"environment": {"name": "plan_path"}, "policies": {"coder": {"lora": {}}}}
-    assert AtGrpoConfig.from_mapping(section).policy_settings()["coder"].lora is None
+    assert parse_section(section).policy_settings()["coder"].lora is None
 
 
 def test_a_key_that_verl_does_not_have_is_refused(compose: Any) -> None:
@@ -261,14 +262,14 @@ def test_agents_and_policies_must_match(compose: Any, overrides: tuple[str, ...]
 
 def test_roles_can_be_swapped_in_validation(compose: Any) -> None:
     config = compose("plan_path_cpu_roles", "at_grpo.val_agents={tool_user: planner, planner: tool_user}")
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     env = settings.make_environment()
     assert settings.policies_of(env) == {"tool_user": "tool_user", "planner": "planner"}
     assert settings.validation_policies_of(env) == {"tool_user": "planner", "planner": "tool_user"}
 
 
 def test_one_role_may_be_filled_otherwise_in_validation(compose: Any) -> None:
-    settings = AtGrpoConfig.from_config(compose("plan_path_cpu_roles", "at_grpo.val_agents={planner: tool_user}"))
+    settings = read_section(compose("plan_path_cpu_roles", "at_grpo.val_agents={planner: tool_user}"))
     env = settings.make_environment()
     assert settings.validation_policies_of(env) == {"tool_user": "tool_user", "planner": "tool_user"}
 
@@ -341,7 +342,7 @@ def test_what_the_workers_of_a_shared_base_are_given(compose: Any) -> None:
         "at_grpo.policies={tool_user: {base: one, trainable: false}, planner: {base: one, lora: {rank: 16}, "
         "optim: {lr: 3e-5}}}",
     )
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     expand_policies(config, settings)
     # The first that is trained has the workers; numbers are in the order of the policies.
     assert settings.bases() == {"planner": ["tool_user", "planner"]}
@@ -354,7 +355,7 @@ def test_what_the_workers_of_a_shared_base_are_given(compose: Any) -> None:
     assert trained.optim.lr == 3e-5
     # Not of other jobs.
     plain = compose(ROLES)
-    settings = AtGrpoConfig.from_config(plain)
+    settings = read_section(plain)
     assert settings.bases() == {name: [name] for name in ("tool_user", "planner")}
     assert settings.adapter_number("planner") is None
     assert "adapters" not in config_of_host(plain, settings, "planner").actor_rollout_ref.model.lora

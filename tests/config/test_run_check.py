@@ -20,12 +20,13 @@ from fakes.math_problems import sources
 
 import verl_atgrpo.recipes
 from verl_atgrpo import Environment, Outcome, Split, compat, platform_choice
-from verl_atgrpo.train.config import check, job_rules, machine_check, policy_rules, run_check
-from verl_atgrpo.train.config.machine_check import check_models
+from verl_atgrpo.train.config import check, job_rules, machine_rules, policy_rules, run_check
+from verl_atgrpo.train.config.machine_rules import of_models
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.policy_rules import of_context
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit, typed_command, without_secrets
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, Section
+from verl_atgrpo.train.config.section import parse_section, read_section
 
 FOLDER = Path(verl_atgrpo.recipes.__file__).parent
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")
@@ -54,7 +55,7 @@ def test_the_single_agent_of_a_recipe_passes_the_checks(compose: Any, recipe: st
     single = re.findall(r"at_grpo\.\S+=\S+", documented)
     config = compose(recipe, *single, *hub_rows.overrides(compose(recipe), tmp_path))
     check_run(config)
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     assert settings.make_environment().agents == ("solo",)
     assert (settings.scheme, settings.estimator) == ("parallel", "mas_grpo")
 
@@ -93,7 +94,7 @@ def test_a_scheme_without_a_reward_for_an_agent_that_is_trained_is_refused(
     game = ["~at_grpo.environment", f"+at_grpo.environment={{name: {name}, {', '.join(data)}}}"]
     one = ["data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1"]
     config = compose("plan_path_cpu", *game, *one, *changes)
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     own = settings.episode_reward == "own"
     key = "episode_reward=own" if own else f"scheme={settings.scheme}"
     instead = f"outcome with scheme: {accepted}" if own else accepted
@@ -103,17 +104,17 @@ def test_a_scheme_without_a_reward_for_an_agent_that_is_trained_is_refused(
 
 
 def check_cpu(config: Any) -> None:
-    check_models(config, AtGrpoConfig.from_config(config))
+    check(of_models(config, read_section(config)))
 
 
 def test_a_bucket_of_weights_fits_into_shared_memory(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Docker gives 64 MiB by default, and the process that writes more ends with a bus error."""
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
-    monkeypatch.setattr(machine_check.shutil, "disk_usage", lambda folder: SimpleNamespace(free=64 << 20))
+    monkeypatch.setattr(machine_rules.shutil, "disk_usage", lambda folder: SimpleNamespace(free=64 << 20))
     refused = r"update_weights_bucket_megabytes=128: .*/dev/shm, where 64 MiB are free; .*--shm-size=1g"
     with pytest.raises(ConfigError, match=refused):
         check_cpu(compose("walk_smollm2"))
-    machine_check.check_shared_memory("", compose("plan_path_cpu").actor_rollout_ref.rollout)  # 16 MiB
+    check(machine_rules.of_shared_memory("", compose("plan_path_cpu").actor_rollout_ref.rollout))  # 16 MiB
 
 
 def test_what_fails_on_the_cpu_alone_is_refused_there(
@@ -171,9 +172,9 @@ def test_the_package_of_verls_attention_is_missed_before_ray(
 
 def test_what_needs_no_model_is_checked_before_any_is_loaded(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
-    monkeypatch.setattr(machine_check, "_check_model", lambda *_, **__: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(machine_rules, "_read", lambda *_, **__: pytest.fail("a model is loaded"))
     config = compose("plan_path_cpu_roles", "+at_grpo.policies.planner.rollout={enable_chunked_prefill: true}")
-    expand_policies(config, AtGrpoConfig.from_config(config))
+    expand_policies(config, read_section(config))
     with pytest.raises(ConfigError, match=r"^at_grpo\.policies\.planner\.rollout\.enable_chunked_prefill=true"):
         check_cpu(config)
 
@@ -396,21 +397,21 @@ def test_options_without_effect_in_the_parallel_scheme_are_refused(compose: Any)
 )
 def test_statistics_over_all_agents_need_one_policy(estimator: Any, accepted: bool) -> None:
     parallel = {"environment": {"name": "plan_path"}, "scheme": "parallel", "estimator": estimator}
-    AtGrpoConfig.from_mapping(parallel)
-    AtGrpoConfig.from_mapping({**parallel, "policies": {"shared": None}})
+    parse_section(parallel)
+    parse_section({**parallel, "policies": {"shared": None}})
     # All rows of the update are one policy's.
-    AtGrpoConfig.from_mapping({**parallel, "policies": {"coder": None, "planner": {"trainable": False}}})
+    parse_section({**parallel, "policies": {"coder": None, "planner": {"trainable": False}}})
     several = {**parallel, "policies": {"coder": None, "planner": None}}
     if accepted:
-        AtGrpoConfig.from_mapping(several)
+        parse_section(several)
         return
     message = r"^at_grpo.estimator='(grpo|dr_mas)' .* several policies \(coder, planner\) .* use estimator: dr_mas.*$"
     with pytest.raises(ConfigError, match=message) as caught:
-        AtGrpoConfig.from_mapping(several)
+        parse_section(several)
     assert "\n" not in str(caught.value)
     if estimator == "grpo":
         # In the tree scheme a group is one decision of one agent, so no policy lacks rows.
-        AtGrpoConfig.from_mapping({**several, "scheme": "tree"})
+        parse_section({**several, "scheme": "tree"})
 
 
 def test_overlap_of_validation_and_training_is_refused_unless_accepted(compose: Any) -> None:

@@ -19,7 +19,8 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_atgrpo import recipes
 from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import ConfigError
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.config.verl_key_table import KEY_RULES, NEEDED, REFUSED
 from verl_atgrpo.train.config.verl_keys import check_key, check_keys, is_known, rule_of
 from verl_atgrpo.train.config.view import View, leaves, shown_as, verls_defaults
@@ -175,7 +176,7 @@ def test_keys_that_verl_does_not_have_are_refused_and_a_users_own_sections_are_n
 @pytest.mark.parametrize("name", ["plan_path_qwen3_1p7b", "plan_path_cpu_roles"])
 def test_a_configuration_passes_as_well_once_verl_has_resolved_it(name: str) -> None:
     config = recipes.compose(name)
-    expand_policies(config, AtGrpoConfig.from_config(config))
+    expand_policies(config, read_section(config))
     with open_dict(config):
         config.transfer_queue.enable = True  # verl's main does
     OmegaConf.resolve(config)
@@ -208,8 +209,8 @@ def test_what_works_reaches_the_policys_workers_and_the_trainer() -> None:
             OmegaConf.update(config, key, value, merge=False)
         config.at_grpo.policies = {"coder": {}, "planner": {}}
         config.at_grpo.agents = {"tool_user": "coder", "planner": "planner"}
-    settings = AtGrpoConfig.from_config(config)
-    expand_policies(config, AtGrpoConfig.from_config(config))
+    settings = read_section(config)
+    expand_policies(config, read_section(config))
     wire(config, settings, settings.make_environment())
     job = config_of_policy(config, "planner")
     for key, value in changed.items():
@@ -245,7 +246,7 @@ def test_what_works_of_the_model_reaches_verls_model(tmp_path: Path) -> None:
     config = copy.deepcopy(recipe())
     for key, value in changed.items():
         OmegaConf.update(config, f"actor_rollout_ref.model.{key}", value, merge=False, force_add=True)
-    expand_policies(config, AtGrpoConfig.from_config(config))
+    expand_policies(config, read_section(config))
     model = omega_conf_to_dataclass(config_of_policy(config, "shared").actor_rollout_ref.model)
     for key, value in changed.items():
         assert reached(model, key) == plain(value), key

@@ -16,8 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from verl_atgrpo import ScriptedTeam, check_environment, play
+from verl_atgrpo import ScriptedTeam, check_environment, platform_choice, play
 from verl_atgrpo.lab.tiny_models.demonstrations import demonstrator_of
+from verl_atgrpo.play import registry
+from verl_atgrpo.play.curriculum import Curriculum
+from verl_atgrpo.recipes import compose
+from verl_atgrpo.train.config import check
+from verl_atgrpo.train.config.job import Job
+from verl_atgrpo.train.config.job_rules import of_agents, of_assignments
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.section import parse_section, read_section
+from verl_atgrpo.train.config.view import View
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
@@ -91,8 +100,6 @@ def test_the_documented_demonstrations_are_of_the_documented_prompts(
 
 def test_the_documented_recipe_would_start(documented: Path) -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.recipes import compose
-    from verl_atgrpo.train.config.run_check import check_run
 
     config = compose("sums", folder=documented)
     check_run(config)
@@ -103,8 +110,6 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("verl")
     pytest.importorskip("math_verify")
     pandas = pytest.importorskip("pandas")
-    from verl_atgrpo.recipes import compose
-    from verl_atgrpo.train.config.run_check import check_run
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
@@ -137,19 +142,10 @@ def test_a_documented_recipe_is_accepted(
     pytest.importorskip("verl")
     from fakes.jobs import check_policies
 
-    from verl_atgrpo import platform_choice
-    from verl_atgrpo.play import registry
-    from verl_atgrpo.recipes import compose
-    from verl_atgrpo.train.config import check
-    from verl_atgrpo.train.config.job import Job
-    from verl_atgrpo.train.config.job_rules import of_assignments
-    from verl_atgrpo.train.config.schema import AtGrpoConfig
-    from verl_atgrpo.train.config.view import View
-
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)  # the memory of GPUs is shared out
     (tmp_path / "mine.yaml").write_text(blocks(page, "yaml")[number])
     config = compose("mine", folder=tmp_path)
-    job = Job(View(config), AtGrpoConfig.from_config(config))
+    job = Job(View(config), read_section(config))
     # The class will do: its options may name data that are not here.
     job.env = registry.load(job.name)  # type: ignore[assignment]
     check(of_assignments(job))
@@ -158,8 +154,6 @@ def test_a_documented_recipe_is_accepted(
 
 def test_the_documented_mixture_is_accepted(tmp_path: Path) -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.recipes import compose
-    from verl_atgrpo.train.config.run_check import check_run
 
     # Its agents are not those of the recipe below it.
     (tmp_path / "mine.yaml").write_text("defaults: [walk_smollm2, _self_]\n" + block("yaml", 1))
@@ -175,9 +169,6 @@ def test_the_documented_mixture_is_accepted(tmp_path: Path) -> None:
 
 def test_the_documented_curriculum_is_accepted(tmp_path: Path) -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.play.curriculum import Curriculum
-    from verl_atgrpo.recipes import compose
-    from verl_atgrpo.train.config.run_check import check_run
 
     (tmp_path / "mine.yaml").write_text(
         "defaults: [at_grpo_trainer, hardware: cpu, model: tiny, _self_]\n" + block("yaml", 2)
@@ -191,7 +182,6 @@ def test_the_documented_curriculum_is_accepted(tmp_path: Path) -> None:
 
 def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.recipes import compose
 
     shown = next(text for text in blocks("cluster", "sh") if "plan_path_cpu" in text)
     overrides = [word for word in shown.split() if re.match(r"[a-z_.]+=", word)]
@@ -201,14 +191,11 @@ def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> 
 
 def test_the_documented_branching_of_a_refining_team_is_accepted() -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.play import registry
-    from verl_atgrpo.recipes import compose
-    from verl_atgrpo.train.config.schema import AtGrpoConfig
 
     shown = blocks("workflows", "sh")[0]
     words = shlex.split(shown.replace("\\\n", ""))
     config = compose(words[3].partition("=")[2], words[4:])
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     made = registry.load(settings.environment["name"])
     assert settings.branch is not None and set(settings.branch.at) == set(made.agents)  # type: ignore[arg-type]
     options = set(settings.environment) - {"name"}
@@ -248,9 +235,6 @@ def test_the_documented_estimators_are_accepted(example: str) -> None:
     omegaconf = pytest.importorskip("omegaconf")
     from fakes.jobs import asked
 
-    from verl_atgrpo.train.config.job_rules import of_agents
-    from verl_atgrpo.train.config.schema import AtGrpoConfig
-
     section = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(example))["at_grpo"]
-    settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **section})
+    settings = parse_section({"environment": {"name": "plan_path"}, **section})
     asked(of_agents, settings)

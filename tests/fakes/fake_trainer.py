@@ -21,7 +21,7 @@ from verl_atgrpo.play.curriculum import LevelOrder
 from verl_atgrpo.play.opponents import OpponentPool
 from verl_atgrpo.play.task_order import HalfSolvedFirst
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.section import parse_section
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.estimators.rae import Baselines
 from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION, training_rows, untrained_rows
@@ -241,7 +241,7 @@ class FakeTrainer(AtGrpoTrainer):
         opponents: OpponentPool | None = None,
     ) -> None:
         self.rollout = rollout
-        self.settings = AtGrpoConfig.from_mapping(
+        self.settings = parse_section(
             {
                 "environment": {"name": "plan_path"},
                 "group_filter": filters,

@@ -20,7 +20,7 @@ from verl_atgrpo.cpu.platform import SERVER_THREADS, PlatformCPU
 from verl_atgrpo.recipes import compose
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.config.view import View
 from verl_atgrpo.train.rollout.episode_rows import training_rows
 from verl_atgrpo.train.rows.row_advantages import policy_advantages
@@ -95,7 +95,7 @@ def test_adapters_of_the_games_in_words(game: str) -> None:
 def test_a_policy_computes_in_what_its_blocks_say() -> None:
     own = "{actor: {fsdp_config: {mixed_precision: {param_dtype: bf16}}}, rollout: {dtype: bfloat16}}"
     config = compose("walk_smollm2", ["+roles=navigator_pacer", f"++at_grpo.policies.pacer={own}"])
-    settings = AtGrpoConfig.from_config(config)
+    settings = read_section(config)
     check_policies(Job(View(config), settings))
     expand_policies(config, settings)
     found = {name: config_of_policy(config, name).actor_rollout_ref for name in ("navigator", "pacer")}
@@ -143,7 +143,7 @@ def test_a_tiny_models_servers_have_a_thread(
 
 def test_c3_compares_the_mean_outcomes_of_subtrees() -> None:
     """By hand, of 2 x 4 candidates: less the mean of the siblings, and not divided by anything."""
-    settings = AtGrpoConfig.from_config(compose("plan_path_cpu", ["+credit=c3", "at_grpo.candidates={a:2,b:4}"]))
+    settings = read_section(compose("plan_path_cpu", ["+credit=c3", "at_grpo.candidates={a:2,b:4}"]))
     assert settings.branch is not None and isinstance(settings.candidates, dict)
     tables = Tables("ab", 5, replies="01234")
     record = asyncio.run(branched(tables, Strata(tables), settings.branch, settings.candidates))

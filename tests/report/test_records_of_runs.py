@@ -13,7 +13,8 @@ from fakes.recorded_run import ABOUT, candidate, decision, write_run
 
 from verl_atgrpo.lab.report import records
 from verl_atgrpo.lab.report.records import find, read
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, RecordSettings
+from verl_atgrpo.train.config.schema import ConfigError, RecordSettings
+from verl_atgrpo.train.config.section import parse_section
 from verl_atgrpo.train.trainer.record_files import METRICS, TRAIN, VAL, RecordFiles, metrics_row
 
 
@@ -191,17 +192,17 @@ def test_lone_surrogates_do_not_stop_the_training(tmp_path: Path) -> None:
 )
 def test_invalid_settings(section: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, "record": section})
+        parse_section({"environment": {"name": "plan_path"}, "record": section})
 
 
 def test_settings_of_a_recipe() -> None:
     section: dict[str, Any] = {"environment": {"name": "plan_path"}}
-    assert AtGrpoConfig.from_mapping(section).record == RecordSettings()
-    assert AtGrpoConfig.from_mapping({**section, "record": None}).record is None
+    assert parse_section(section).record == RecordSettings()
+    assert parse_section({**section, "record": None}).record is None
     with pytest.raises(ConfigError, match=r"at_grpo\.record\.tasks is not a known key"):
-        AtGrpoConfig.from_mapping({**section, "record": {"tasks": 1}})
+        parse_section({**section, "record": {"tasks": 1}})
     with pytest.raises(ConfigError, match=r"at_grpo\.record=False: a section"):
-        AtGrpoConfig.from_mapping({**section, "record": False})
+        parse_section({**section, "record": False})
 
 
 def test_header_and_rows_are_as_documented(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from verl_atgrpo import Environment, Outcome, Score, ScriptedTeam, Team, make, p
 from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.train.chat import Chat
-from verl_atgrpo.train.config.answer_check import check_hindsight, hindsights
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config import check
+from verl_atgrpo.train.config.answer_rules import hindsights, of_hindsight
+from verl_atgrpo.train.config.schema import ConfigError
+from verl_atgrpo.train.config.section import parse_section
 from verl_atgrpo.train.rollout.episode_rows import (
     RECORDED,
     SUBMISSION,
@@ -189,12 +191,12 @@ def test_hindsight_needs_room() -> None:
         return OmegaConf.create({"max_prompt_length": prompt, "max_response_length": size})
 
     given = {"environment": {"name": "plan_path"}, **CRITIC}
-    texts = hindsights(AtGrpoConfig.from_mapping(given), Pair())
-    check_hindsight(texts, TOKENIZER, data(2 * size))
+    texts = hindsights(parse_section(given), Pair())
+    check(of_hindsight(texts, TOKENIZER, data(2 * size)))
     with pytest.raises(
         ConfigError, match=rf"^at_grpo\.critic: .* says {size} tokens of a task, which with the prompt"
     ):
-        check_hindsight(texts, TOKENIZER, data(2 * size - 1))
+        check(of_hindsight(texts, TOKENIZER, data(2 * size - 1)))
 
 
 @pytest.mark.parametrize("name", ["plan_path", "sudoku", "number_search"])
@@ -246,7 +248,7 @@ def written(monkeypatch: pytest.MonkeyPatch, validate: bool, **given: object) ->
     monkeypatch.setattr(queue, "set_status", ignore)
     worker = SimulatedWorker(engine, lambda *_: None)
     critic = {"critic": {"kind": "value", **given}}
-    worker._settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **CRITIC, **critic})
+    worker._settings = parse_section({"environment": {"name": "plan_path"}, **CRITIC, **critic})
     worker._environment = Pair()
     worker._policy_of = worker._validation_policy_of = dict.fromkeys(Pair.agents, "player")
     worker._chats = {name: Chat(Characters()) for name in ("player", "critic")}

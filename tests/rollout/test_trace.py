@@ -21,7 +21,8 @@ from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.types import TeamOptions
 from verl_atgrpo.train.config.job_rules import of_traces
 from verl_atgrpo.train.config.run_check import check_run
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import ConfigError
+from verl_atgrpo.train.config.section import parse_section
 from verl_atgrpo.train.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.train.serving.client import TeamClient
 
@@ -165,7 +166,7 @@ def test_verl_may_leave_its_tokenizer_with_the_clients() -> None:
 )
 def test_traces_that_cannot_work_are_refused(trace: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}})
+        settings = parse_section({"environment": {"name": "plan_path"}})
         asked(of_traces, settings, actor_rollout_ref={"rollout": {"trace": trace}})
 
 
@@ -176,6 +177,6 @@ def test_the_run_check_checks_the_trace(compose: Any) -> None:
 
 def test_a_policy_has_no_trace_of_its_own() -> None:
     with pytest.raises(ConfigError, match=r"at_grpo\.policies\.one\.rollout\.trace: .* set actor_rollout_ref"):
-        AtGrpoConfig.from_mapping(
+        parse_section(
             {"environment": {"name": "plan_path"}, "policies": {"one": {"rollout": {"trace": {"backend": "mlflow"}}}}}
         )

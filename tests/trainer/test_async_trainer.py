@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.rows.queue import unfinished_tasks
 from verl_atgrpo.train.trainer import checkpoints, schedule
 from verl_atgrpo.train.trainer.schedule import make_schedule
@@ -85,7 +85,7 @@ def test_the_recipe_has_verls_asynchronous_buffer_wait(compose: Any) -> None:
         ("plan_path_cpu_separate", ReplayBufferAsync),
     ):
         trainer.config = compose(recipe)
-        trainer.settings = AtGrpoConfig.from_config(trainer.config)
+        trainer.settings = read_section(trainer.config)
         buffer = trainer._build_replay_buffer()
         assert type(buffer) is kind
     assert (buffer.max_off_policy_strategy, buffer.max_off_policy_threshold) == ("wait", 3)

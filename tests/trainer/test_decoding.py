@@ -13,7 +13,7 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.section import parse_section
 from verl_atgrpo.train.rows.queue import on_validation_sample
 from verl_atgrpo.train.trainer.dataset import TeamTokenizer
 from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
@@ -76,7 +76,7 @@ class Validating(AtGrpoTrainer):
     """The trainer with what a validation uses."""
 
     def __init__(self, tokenizer: TeamTokenizer, partition: str) -> None:
-        self.settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}})
+        self.settings = parse_section({"environment": {"name": "plan_path"}})
         self.tokenizer, self.recorder, self.global_steps = tokenizer, None, 7
         self.reports = 0
         batch = KVBatchMeta(keys=["u_0_0", "u_0_1"], tags=TAGS, partition_id=partition)

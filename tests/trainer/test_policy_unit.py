@@ -29,7 +29,8 @@ from transfer_queue import KVBatchMeta
 
 from verl_atgrpo import recipes
 from verl_atgrpo.play.types import Generation
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, CriticSettings
+from verl_atgrpo.train.config.schema import ConfigError, CriticSettings
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.estimators.value import Moments
 from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
@@ -131,7 +132,7 @@ class Policy:
             "coder_folder",
             trainable,
             first_replica=3,
-            settings=AtGrpoConfig.from_config(config),
+            settings=read_section(config),
             spec=PRESETS["at_grpo"],
         )
         self.unit.place("pool")  # type: ignore[arg-type]
@@ -816,7 +817,7 @@ class Critic:
         self.policy = make(**{f"{ACTOR}.ppo_mini_batch_size": 6 // mini_batches, **LORA})
         config = self.policy.unit.config
         given = {"kind": "likelihood", "policy": "critic", **settings}
-        section, host = AtGrpoConfig.from_config(config), self.policy.unit
+        section, host = read_section(config), self.policy.unit
         made = ("critic", config, "critic", True, section, PRESETS["at_grpo"])
         self.unit = CriticUnit(*made, host=host, critic=CriticSettings(**given))
 

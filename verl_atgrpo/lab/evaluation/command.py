@@ -16,7 +16,8 @@ from verl_atgrpo.lab.evaluation.episodes import Lineup, check_tasks, pending, pl
 from verl_atgrpo.lab.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.play.remote import RemoteModel, RemotePolicy
 from verl_atgrpo.play.sampler import Sampler
-from verl_atgrpo.train.config.answer_check import check_chat
+from verl_atgrpo.train.config import check
+from verl_atgrpo.train.config.answer_rules import of_chat
 from verl_atgrpo.train.config.job import longest_row
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ async def _served(
     (row, needed), longest = longest_row(plan), get_max_position_embeddings(model.hf_config)
     if longest < row:
         raise ValueError(f"{player.source}: the model has {longest} positions; {needed}, shorten them")
-    check_chat(plan.answers[agent], f"agent {agent!r}", str(player.source), model.tokenizer)
+    check(of_chat(plan.answers[agent], f"agent {agent!r}", str(player.source), model.tokenizer))
     assert player.engine is not None
     key = repr(player.engine)
     if key not in engines:  # one after the other: engines that start together misjudge the free memory

@@ -25,10 +25,11 @@ from verl_atgrpo.recipes import compose, readable
 from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.job import Job, Policy
 from verl_atgrpo.train.config.job_rules import of_answers, of_assignments, of_sampling
-from verl_atgrpo.train.config.machine_check import check_cpu_prefill
+from verl_atgrpo.train.config.machine_rules import of_cpu_prefill
 from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
 from verl_atgrpo.train.config.policy_rules import of_memory, of_room, of_temperatures
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ValidationAnswers
+from verl_atgrpo.train.config.schema import ValidationAnswers
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types
 from verl_atgrpo.train.config.view import View
 
@@ -96,7 +97,7 @@ def make(options: Options) -> Plan:
     """Returns the plan for a recipe and options; raises ValueError if they are invalid."""
     with readable(options.config_name, options.config_dir):
         config = compose(options.config_name, options.overrides, options.config_dir)
-        settings = AtGrpoConfig.from_config(config)
+        settings = read_section(config)
         view = View(config)
         check_types(view)
         check_keys(view)
@@ -257,7 +258,7 @@ def _player(trained: Policy, source: Source | None) -> Player:
     if isinstance(source, Adapter):
         _check_base(key, source, path)
     if platform_choice.wants_cpu():
-        check_cpu_prefill(key, policy.rollout)
+        check(of_cpu_prefill(key, policy.rollout))
     check(of_room(trained))
     engine = engine_args(key, path, policy)
     if isinstance(source, Adapter):

@@ -16,9 +16,10 @@ from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.play.types import EnvironmentConfigError
 from verl_atgrpo.train.config import check, job_rules, policy_rules
 from verl_atgrpo.train.config.job import Job, Policy
-from verl_atgrpo.train.config.machine_check import check_models, of_folders, return_large_blocks
+from verl_atgrpo.train.config.machine_rules import of_folders, of_models, return_large_blocks
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.schema import COMMAND, MODES, SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types
 from verl_atgrpo.train.config.view import ACTOR, View, shown_as
 from verl_atgrpo.train.estimators.choice import resolve_spec
@@ -43,7 +44,7 @@ def check_run_or_exit(config: DictConfig, **_: Any) -> None:
             expand_policies(config, settings)
             with open_dict(config):
                 config[COMMAND] = typed_command(sys.orig_argv)
-            check_models(config, settings)
+            check(of_models(config, settings))
             if platform_choice.wants_cpu():
                 return_large_blocks(config, settings)
     except (ConfigError, EnvironmentConfigError, compat.CompatError) as error:
@@ -89,7 +90,7 @@ def check_run(config: DictConfig) -> AtGrpoConfig | None:
     if use_v1 is not True:
         raise ConfigError(f"trainer.use_v1={shown_as(use_v1)}: the legacy trainer is not supported, set it to true")
     if mode == MODE:
-        settings = AtGrpoConfig.from_config(config)
+        settings = read_section(config)
         check_job(Job(view, settings))
         return settings
     if section is not None:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import functools
-import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from omegaconf import DictConfig, OmegaConf
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from verl_atgrpo.files import place_of
 from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_declared, tasks_of
 from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, TeamOptions, for_agent, names_of
-from verl_atgrpo.recipes import gone
 from verl_atgrpo.train.config import SECTION as SECTION
 from verl_atgrpo.train.config import ConfigError as ConfigError
-from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.kinds import Count, Seconds, Text, Weight, words
-from verl_atgrpo.train.config.section_rules import of_section
+from verl_atgrpo.train.config.kinds import Count, Seconds, Text, Weight
 from verl_atgrpo.train.estimators.choice import configured_spec
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
@@ -300,28 +294,6 @@ class AtGrpoConfig(Section):
     record: RecordSettings | None = RecordSettings()
     """Recorded episodes (below); null: none."""
 
-    @classmethod
-    def from_config(cls, config: DictConfig) -> AtGrpoConfig:
-        """Parses the section of a job's configuration, or of its `data` part; raises ConfigError."""
-        section = OmegaConf.select(config, SECTION)
-        return cls.from_mapping(
-            OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
-        )
-
-    @classmethod
-    def from_mapping(cls, section: Any) -> AtGrpoConfig:
-        """Parses the section; raises ConfigError for unknown keys and refused values."""
-        if not section:
-            raise ConfigError(f"{SECTION}: the section is missing; trainer.v1.trainer_mode=at_grpo needs it")
-        if not isinstance(section, Mapping):
-            raise ConfigError(f"{SECTION}={section!r}: a section, with {', '.join(cls.model_fields)}")
-        try:
-            settings = cls.model_validate(dict(section))
-        except ValidationError as error:
-            raise ConfigError(one_line(error, cls, SECTION, section)) from None
-        check(of_section(settings), f"{SECTION}.")
-        return settings
-
     @functools.cached_property
     def spec(self) -> EstimatorSpec:
         """The estimator's specification; raises ConfigError for an invalid one."""
@@ -486,42 +458,3 @@ class AtGrpoConfig(Section):
 
 
 # ---------------------------------------------------------------------- messages and docs from types and bounds
-
-
-def one_line(error: ValidationError, section: type[Section], prefix: str, value: Mapping[str, Any]) -> str:
-    """Returns the first error that pydantic found in a value: key, value, and what is accepted."""
-    # Unknown keys first: one may be a misspelt required key.
-    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
-    place = place_of(first["loc"], value)
-    key = ".".join([prefix, *place])
-    if first["type"] == "missing":
-        place.append(str(first["loc"][-1]))
-        return f"{'.'.join([prefix, *place])} is missing: {words(_annotation_at(section, place))}"
-    if first["type"] == "extra_forbidden":
-        if (line := gone.of_key(key)) is not None:
-            return line
-        known = _only(_annotation_at(section, place[:-1])).model_fields
-        return f"{key} is not a known key: use one of {', '.join(known)}"
-    if first["type"] == "value_error":
-        return f"{key}: {first['ctx']['error']}"
-    return f"{key}={first['input']!r}: {words(_annotation_at(section, place))}"
-
-
-def _annotation_at(section: type[Section], place: list[str]) -> Any:
-    hint: Any = section
-    for part in place:
-        hint = _only(hint)
-        if isinstance(hint, type) and issubclass(hint, Section):
-            hint = hint.model_fields[part].rebuild_annotation()
-        else:
-            hint = (typing.get_args(hint) or (Any,))[-1]
-    return hint
-
-
-def _only(hint: Any) -> Any:
-    """Returns a type without `| None` and `Annotated`."""
-    if typing.get_origin(hint) is Annotated:
-        return _only(typing.get_args(hint)[0])
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return _only(next(part for part in typing.get_args(hint) if part is not type(None)))
-    return hint

@@ -11,7 +11,8 @@ import ray
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
-from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig
+from verl_atgrpo.train.config.schema import SECTION
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.rollout.worker import TeamRolloutWorker, WorkerReport
 from verl_atgrpo.train.serving.health import RolloutFailed, last_line
 
@@ -32,7 +33,7 @@ class TeamRolloutManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self.agent_loop_workers_class = ray.remote(TeamRolloutWorker)
         self._late: dict[int, tuple[ray.ObjectRef, float]] = {}
         """Worker -> its report that has not arrived yet, and when it was asked for."""
-        self._most_silent = AtGrpoConfig.from_config(self.config).request_timeout
+        self._most_silent = read_section(self.config).request_timeout
         """Seconds. A worker that is blocked for longer cannot meet any request's time-out."""
 
     def generate_sequences(self, prompts: TensorDict) -> None:

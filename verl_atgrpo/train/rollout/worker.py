@@ -31,6 +31,7 @@ from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.job import longest_row
 from verl_atgrpo.train.config.policies import config_of_policy
 from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.rollout import episode_rows
 from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION, WHOLE, Row
 from verl_atgrpo.train.rollout.policy import ServedPolicy
@@ -60,7 +61,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._settings = AtGrpoConfig.from_config(self.config)
+        self._settings = read_section(self.config)
         self._environment = self._settings.make_environment()
         self._policy_of = self._settings.policies_of(self._environment)
         self._validation_policy_of = self._settings.validation_policies_of(self._environment)

@@ -24,10 +24,12 @@ from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
 from verl_atgrpo.play.opponents import Opponent, OpponentPool
 from verl_atgrpo.play.task_order import HalfSolvedFirst
-from verl_atgrpo.train.config.answer_check import check_hindsight, check_template_arguments, hindsights
+from verl_atgrpo.train.config import check
+from verl_atgrpo.train.config.answer_rules import hindsights, of_hindsight, of_template_arguments
 from verl_atgrpo.train.config.policies import config_of_host, config_of_policy
 from verl_atgrpo.train.config.run_check import MODE
-from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
+from verl_atgrpo.train.config.schema import EXPANDED, PolicySettings
+from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.estimators.rae import Baselines
 from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION
 from verl_atgrpo.train.rows import queue
@@ -78,7 +80,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     def __init__(self, config: DictConfig) -> None:
         compat.check_symbols(compat.SYMBOLS + (compat.CPU_SYMBOLS if platform_choice.wants_cpu() else ()))
-        self.settings = AtGrpoConfig.from_config(config)
+        self.settings = read_section(config)
         environment = self.settings.make_environment()
         wire(config, self.settings, environment)
         if isinstance(environment, Curriculum):
@@ -146,9 +148,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 else:
                     made[name] = SharingUnit(*given, host=made[host])
         self.units = [made[name] for name in policies]
-        check_template_arguments(self.config.data, {f"policy {unit.name!r}": unit.tokenizer for unit in self.units})
+        tokenizers = {f"policy {unit.name!r}": unit.tokenizer for unit in self.units}
+        check(of_template_arguments(self.config.data, tokenizers))
         for name in self.settings.critic_reads_as:
-            check_hindsight(self._hindsights, made[name].tokenizer, self.config.data)
+            check(of_hindsight(self._hindsights, made[name].tokenizer, self.config.data))
         if critic is not None and critic.policy is None:
             self._critic = ValueCritic(critic, self.units)
         hosts = self.hosts

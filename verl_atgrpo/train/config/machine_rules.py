@@ -1,4 +1,4 @@
-"""Checks what a job needs of the machine: models that can be read, folders that can be written, loggers' packages."""
+"""Rules of what a job needs of the machine: models that can be read, folders that can be written, memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.files import HUB_NAME, folders
-from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.answer_check import check_chats, check_hindsight, check_template_arguments, hindsights
+from verl_atgrpo.train.config.answer_rules import hindsights, of_chats, of_hindsight, of_template_arguments
 from verl_atgrpo.train.config.job_rules import loggers
 from verl_atgrpo.train.config.policies import config_of_policy
 from verl_atgrpo.train.config.policy_rules import of_context
@@ -36,17 +35,17 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_ARENA_MAX": "2"}
 _VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
 
 
-def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
-    """Raises ConfigError if a policy's model is a folder that cannot be loaded, or does not suit the job.
+def of_models(config: DictConfig, settings: AtGrpoConfig) -> Iterator[str]:
+    """Models of policies that cannot be loaded, or do not suit the job; raises ConfigError for the former.
 
-    In CPU mode also if neither a folder nor the hub has it, if prefill is chunked, or if the vocabulary is padded:
-    verl masks logits beyond the tokenizer's length in vLLM but not in the actor, so that with a padded vocabulary the
-    two disagree on the log-prob of every token. Trained models give those logits almost no probability; the untrained
-    tiny models of CPU mode do not.
+    In CPU mode also a model that neither a folder nor the hub has, a prompt in chunks, and a padded vocabulary: verl
+    masks logits beyond the tokenizer's length in vLLM but not in the actor, so that with a padded vocabulary the two
+    disagree on the log-prob of every token. Trained models give those logits almost no probability; the untrained tiny
+    models of CPU mode do not.
     """
     cpu = platform_choice.wants_cpu()
     if cpu and config.trainer.device != "cpu":
-        raise ConfigError(
+        yield (
             f"trainer.device={config.trainer.device}: this torch is built for the CPU, or VERL_PLATFORM=cpu; use "
             "hardware=cpu, or install verl-atgrpo[gpu] on a machine with a GPU (docs/one_gpu.md)"
         )
@@ -59,46 +58,45 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
     }
     for key, policy in policies.values():  # first what needs no model
         if not cpu:
-            _check_attention(policy.model)
-        _check_library(f"{key}.model.external_lib", policy.model.external_lib)
-        _check_quantization(f"{key}.rollout.quantization", policy.rollout.quantization)
+            yield from _of_attention(policy.model)
+        _import(f"{key}.model.external_lib", policy.model.external_lib)
+        yield from _of_quantization(f"{key}.rollout.quantization", policy.rollout.quantization)
         if cpu:
-            check_cpu_prefill(key, policy.rollout)
-            check_shared_memory(key, policy.rollout)
+            yield from of_cpu_prefill(key, policy.rollout)
+            yield from of_shared_memory(key, policy.rollout)
     tokenizers = {}
     for name, (key, policy) in policies.items():
         if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
-            longest, tokenizer = _check_model(key, policy.model, padded=not cpu)
-            check(of_context(key, policy.rollout, config.data, longest))
+            longest, tokenizer = _read(key, policy.model, padded=not cpu)
+            yield from of_context(key, policy.rollout, config.data, longest)
         else:
-            _check_hub_name(f"{key}.model.path={policy.model.path}", policy.model.path)
+            yield from _of_hub_name(f"{key}.model.path={policy.model.path}", policy.model.path)
             tokenizer = _downloaded_tokenizer(policy.model)
         if tokenizer is not None:
-            check_chats(settings, name, tokenizer)
+            yield from of_chats(settings, name, tokenizer)
             tokenizers[f"policy {name!r}"] = tokenizer
     readers = [found for name in settings.critic_reads_as if (found := tokenizers.get(f"policy {name!r}")) is not None]
     texts = hindsights(settings, settings.make_environment()) if readers else []
     for tokenizer in readers:
-        check_hindsight(texts, tokenizer, config.data)
+        yield from of_hindsight(texts, tokenizer, config.data)
     if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
-        check_template_arguments(config.data, tokenizers)
+        yield from of_template_arguments(config.data, tokenizers)
 
 
-def _check_attention(model: DictConfig) -> None:
-    """Raises ConfigError where transformers would miss the package of verl's default attention."""
+def _of_attention(model: DictConfig) -> Iterator[str]:
+    """A machine where transformers would miss the package of verl's default attention."""
     chosen = OmegaConf.select(model, "override_config.attn_implementation") or _FLASH
     # transformers takes `kernels` in its place, and torch_npu has its own.
-    if chosen != _FLASH or any(importlib.util.find_spec(name) for name in ("flash_attn", "kernels", "torch_npu")):
-        return
-    raise ConfigError(
-        f"{ACTOR}.model: actors compute attention by {_FLASH}, whose package flash_attn is not installed; use "
-        f"hardware=1_gpu, or set {ACTOR}.model.use_remove_padding=false and "
-        f"++{ACTOR}.model.override_config.attn_implementation=sdpa"
-    )
+    if chosen == _FLASH and not any(map(importlib.util.find_spec, ("flash_attn", "kernels", "torch_npu"))):
+        yield (
+            f"{ACTOR}.model: actors compute attention by {_FLASH}, whose package flash_attn is not installed; use "
+            f"hardware=1_gpu, or set {ACTOR}.model.use_remove_padding=false and "
+            f"++{ACTOR}.model.override_config.attn_implementation=sdpa"
+        )
 
 
-def _check_hub_name(where: str, name: str) -> None:
-    """Raises ConfigError for what is neither a folder, an address nor a name on the hub."""
+def _of_hub_name(where: str, name: str) -> Iterator[str]:
+    """What is neither a folder, an address nor a name on the hub."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
 
@@ -107,9 +105,7 @@ def _check_hub_name(where: str, name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise ConfigError(
-            f"{where}: there is no such folder, and it is no owner/name of the hub's ({error})"
-        ) from None
+        yield f"{where}: there is no such folder, and it is no owner/name of the hub's ({error})"
 
 
 def _downloaded_tokenizer(model: DictConfig) -> Any:
@@ -126,8 +122,8 @@ def _downloaded_tokenizer(model: DictConfig) -> Any:
     return tokenizer if tokenizer.chat_template else None
 
 
-def _check_library(key: str, module: str | None) -> None:
-    """Raises ConfigError for a module that the workers could not import."""
+def _import(key: str, module: str | None) -> None:
+    """Imports a module that the workers will; raises ConfigError if that fails."""
     if module is None:
         return
     try:
@@ -139,37 +135,40 @@ def _check_library(key: str, module: str | None) -> None:
         ) from error
 
 
-def _check_quantization(key: str, method: str | None) -> None:
-    """Raises ConfigError for a method that vLLM does not have."""
+def _of_quantization(key: str, method: str | None) -> Iterator[str]:
+    """A method that vLLM does not have."""
     if method is None or importlib.util.find_spec("vllm") is None:
         return
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS as known
 
     if method not in known:
-        raise ConfigError(f"{key}={method}: vLLM has no such method; use one of {', '.join(sorted(known))}, or null")
+        yield f"{key}={method}: vLLM has no such method; use one of {', '.join(sorted(known))}, or null"
 
 
-def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
-    """Raises ConfigError if vLLM for CPU would chunk prompts: a seeded sample from one crashes its engine."""
+def of_cpu_prefill(key: str, rollout: DictConfig) -> Iterator[str]:
+    """Prompts in chunks: a seeded sample from one crashes the engine of vLLM for CPU."""
     if rollout.enable_chunked_prefill:
-        raise ConfigError(
+        yield (
             f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "
             "sampling from a prompt in chunks; set it to false"
         )
 
 
-def check_shared_memory(key: str, rollout: DictConfig) -> None:
-    """Raises ConfigError if a bucket of weights does not fit into `/dev/shm`: writing to it would be a bus error."""
+def of_shared_memory(key: str, rollout: DictConfig) -> Iterator[str]:
+    """A bucket of weights that does not fit into `/dev/shm`: writing to it would be a bus error."""
     bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes
     if os.path.isdir(_SHARED) and (free := shutil.disk_usage(_SHARED).free >> 20) < bucket:
-        raise ConfigError(
+        yield (
             f"{key}.rollout.checkpoint_engine.update_weights_bucket_megabytes={bucket}: weights go to the servers "
             f"through {_SHARED}, where {free} MiB are free; enlarge it, in Docker with --shm-size=1g"
         )
 
 
-def _check_model(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
-    """Returns the model's number of positions and its tokenizer; `padded` accepts more logits than tokens."""
+def _read(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
+    """Returns a model's number of positions and its tokenizer; raises ConfigError if it cannot be loaded.
+
+    `padded` accepts more logits than tokens.
+    """
     where, folder = f"{key}.model.path={model.path}", Path(model.path)
     on_hub = not folder.exists() and HUB_NAME.fullmatch(model.path) is not None
     if not on_hub and not (folder / "config.json").is_file():

@@ -11,9 +11,11 @@ pytest.importorskip("verl")
 pytest.importorskip("transformers")
 
 from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
-from verl_atgrpo.train.config.answer_check import check_chats, check_template_arguments
+from verl_atgrpo.train.config import check
+from verl_atgrpo.train.config.answer_rules import of_chats, of_template_arguments
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.section import parse_section
 
 QUICK = ("at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
 THINKS = (
@@ -29,7 +31,7 @@ NO_SYSTEM = "{% for message in messages if message.role != 'system' %}{{ message
 
 
 def settings(sampling: dict[str, Any], **others: Any) -> AtGrpoConfig:
-    return AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, "sampling": sampling, **others})
+    return parse_section({"environment": {"name": "plan_path"}, "sampling": sampling, **others})
 
 
 def test_an_agents_own_settings_come_before_those_of_all_and_validations_last() -> None:
@@ -121,12 +123,12 @@ def test_an_argument_that_no_template_reads_is_refused() -> None:
     plain, thinks = build_tokenizer(()), build_tokenizer(())
     thinks.chat_template = THINKS
     data = OmegaConf.create({"apply_chat_template_kwargs": {"enable_thinking": False}})
-    check_template_arguments(data, {"policy 'a'": thinks, "policy 'b'": plain})
+    check(of_template_arguments(data, {"policy 'a'": thinks, "policy 'b'": plain}))
     with pytest.raises(
         ConfigError, match=r"apply_chat_template_kwargs\.enable_thinking has no effect: .* policy 'b' reads"
     ):
-        check_template_arguments(data, {"policy 'b'": plain})
-    check_template_arguments(OmegaConf.create({"apply_chat_template_kwargs": None}), {"policy 'b'": plain})
+        check(of_template_arguments(data, {"policy 'b'": plain}))
+    check(of_template_arguments(OmegaConf.create({"apply_chat_template_kwargs": None}), {"policy 'b'": plain}))
 
 
 ALIKE = "{{ bos_token }}{% for m in messages %}<u>{% endfor %}"
@@ -155,10 +157,10 @@ def test_a_prompt_is_rendered_with_the_arguments_of_the_run(template: str, given
     tokenizer.chat_template = template
     data = OmegaConf.create({"apply_chat_template_kwargs": given})
     if told is None:
-        check_template_arguments(data, {"policy 'p'": tokenizer})
+        check(of_template_arguments(data, {"policy 'p'": tokenizer}))
         return
     with pytest.raises(ConfigError, match=told) as caught:
-        check_template_arguments(data, {"policy 'p'": tokenizer})
+        check(of_template_arguments(data, {"policy 'p'": tokenizer}))
     assert "data.apply_chat_template_kwargs" in str(caught.value) or not given
 
 
@@ -173,7 +175,7 @@ def test_the_policy_of_all_in_validation_reads_every_setting() -> None:
         val_agents={"all": "q"},
     )
     with pytest.raises(ConfigError, match="policy 'q'"):
-        check_chats(made, "q", tokenizer)
+        check(of_chats(made, "q", tokenizer))
 
 
 @pytest.mark.parametrize(
@@ -194,12 +196,12 @@ def test_settings_that_do_not_come_through_a_policys_tokenizer(
     tokenizer = build_tokenizer(())
     tokenizer.chat_template = template
     made = settings({"tool_user": given}, policies={"p": {}, "q": {}}, agents={"tool_user": "p", "planner": "q"})
-    check_chats(made, "q", tokenizer)  # the planner's
+    check(of_chats(made, "q", tokenizer))  # the planner's
     if message is None:
-        check_chats(made, "p", tokenizer)
+        check(of_chats(made, "p", tokenizer))
         return
     with pytest.raises(ConfigError, match=message):
-        check_chats(made, "p", tokenizer)
+        check(of_chats(made, "p", tokenizer))
     everyone = settings({"all": given}, policies={"p": {}, "q": {}}, agents={"tool_user": "p", "planner": "q"})
     with pytest.raises(ConfigError, match="policy 'q'"):
-        check_chats(everyone, "q", tokenizer)
+        check(of_chats(everyone, "q", tokenizer))

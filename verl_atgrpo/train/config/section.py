@@ -1,15 +1,22 @@
-"""Rules of the section `at_grpo` by itself: values that do not fit each other."""
+"""Reads the section `at_grpo`: each key by the schema, then values that do not fit each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ValidationError
+
+from verl_atgrpo.files import place_of
 from verl_atgrpo.play.registry import registered
+from verl_atgrpo.recipes import gone
+from verl_atgrpo.train.config import SECTION, ConfigError, check
+from verl_atgrpo.train.config.kinds import words
+from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings, Opponents, PolicySettings, Section
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
-
-if TYPE_CHECKING:
-    from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings, Opponents, PolicySettings
 
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", "mode", "val_kwargs", "agent", "trace")
 """Keys of `actor_rollout_ref.rollout` that a policy's block cannot set."""
@@ -17,7 +24,66 @@ _OF_LORA = ("lora_rank", "lora_alpha", "target_modules")
 """verl's keys in `model` for which `lora` has its own."""
 
 
-def of_section(c: AtGrpoConfig) -> Iterator[str]:
+def read_section(config: DictConfig) -> AtGrpoConfig:
+    """Returns the section of a job's configuration, or of its `data` part; raises ConfigError."""
+    section = OmegaConf.select(config, SECTION)
+    return parse_section(OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section)
+
+
+def parse_section(section: Any) -> AtGrpoConfig:
+    """Returns the settings of a section; raises ConfigError for unknown keys and refused values."""
+    if not section:
+        raise ConfigError(f"{SECTION}: the section is missing; trainer.v1.trainer_mode=at_grpo needs it")
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{SECTION}={section!r}: a section, with {', '.join(AtGrpoConfig.model_fields)}")
+    try:
+        settings = AtGrpoConfig.model_validate(dict(section))
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, section)) from None
+    check(_rules(settings), f"{SECTION}.")
+    return settings
+
+
+def _one_line(error: ValidationError, value: Mapping[str, Any]) -> str:
+    """Returns the first error that pydantic found in a value: key, value, and what is accepted."""
+    # Unknown keys first: one may be a misspelt required key.
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    place = place_of(first["loc"], value)
+    key = ".".join([SECTION, *place])
+    if first["type"] == "missing":
+        place.append(str(first["loc"][-1]))
+        return f"{'.'.join([SECTION, *place])} is missing: {words(_annotation_at(AtGrpoConfig, place))}"
+    if first["type"] == "extra_forbidden":
+        if (line := gone.of_key(key)) is not None:
+            return line
+        known = _only(_annotation_at(AtGrpoConfig, place[:-1])).model_fields
+        return f"{key} is not a known key: use one of {', '.join(known)}"
+    if first["type"] == "value_error":
+        return f"{key}: {first['ctx']['error']}"
+    return f"{key}={first['input']!r}: {words(_annotation_at(AtGrpoConfig, place))}"
+
+
+def _annotation_at(section: type[Section], place: list[str]) -> Any:
+    hint: Any = section
+    for part in place:
+        hint = _only(hint)
+        if isinstance(hint, type) and issubclass(hint, Section):
+            hint = hint.model_fields[part].rebuild_annotation()
+        else:
+            hint = (typing.get_args(hint) or (Any,))[-1]
+    return hint
+
+
+def _only(hint: Any) -> Any:
+    """Returns a type without `| None` and `Annotated`."""
+    if typing.get_origin(hint) is Annotated:
+        return _only(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return _only(next(part for part in typing.get_args(hint) if part is not type(None)))
+    return hint
+
+
+def _rules(c: AtGrpoConfig) -> Iterator[str]:
     """Yields the messages of a section, each beginning with the key without `at_grpo`."""
     if not isinstance(name := c.environment.get("name"), str):
         yield f"environment.name={name!r}: one of {', '.join(registered())}, or 'module:Class'"

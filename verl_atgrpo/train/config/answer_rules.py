@@ -1,4 +1,4 @@
-"""Checks how agents answer, and what a critic reads, against the models' tokenizers and their chat templates."""
+"""Rules of how agents answer, and of what a critic reads, with the models' tokenizers and their chat templates."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LOOKED_AT = 64
 """Training tasks whose hindsight is looked at before the start."""
 
 
-def check_chats(settings: AtGrpoConfig, policy: str, tokenizer: Any) -> None:
-    """Raises ConfigError if a setting of an agent of `policy` does not come through the policy's tokenizer."""
+def of_chats(settings: AtGrpoConfig, policy: str, tokenizer: Any) -> Iterator[str]:
+    """Settings of the agents of `policy` that do not come through the policy's tokenizer."""
     for key, own in _blocks_of(settings, policy):
-        check_chat(own, key, f"policy {policy!r}", tokenizer)
+        yield from of_chat(own, key, f"policy {policy!r}", tokenizer)
 
 
-def check_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) -> None:
-    """Raises ConfigError if one of an agent's settings does not come through a tokenizer with a chat template.
+def of_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) -> Iterator[str]:
+    """Settings of an agent that do not come through a tokenizer with a chat template.
 
     `key` (of the settings) and `policy` (whose tokenizer it is) are for messages.
     """
@@ -36,22 +36,23 @@ def check_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) ->
     for stop in own.stop or ():
         if tokenizer.decode(tokenizer.encode(stop, add_special_tokens=False), skip_special_tokens=True) != stop:
             why = "its tokenizer cuts that or reads it as a special token"
-            raise ConfigError(f"{key}.stop: {policy} never answers {stop!r}, {why}; use another text")
-    _check_read(given, template_key, {policy: tokenizer})
-    _check_rendering(given, template_key, policy, tokenizer)
+            yield f"{key}.stop: {policy} never answers {stop!r}, {why}; use another text"
+    yield from _of_reading(given, template_key, {policy: tokenizer})
+    yield from _of_rendering(given, template_key, policy, tokenizer)
     if own.system is None:
         return
     messages = [{"role": "system", "content": own.system}, {"role": "user", "content": "?"}]
     try:
         shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given)
     except jinja2.TemplateError as error:
-        raise ConfigError(f"{key}.system: the chat template of {policy} refuses it: {error}") from error
+        yield f"{key}.system: the chat template of {policy} refuses it: {error}"
+        return
     if own.system.strip() not in shown:
-        raise ConfigError(f"{key}.system has no effect: the chat template of {policy} shows no system message")
+        yield f"{key}.system has no effect: the chat template of {policy} shows no system message"
 
 
-def _check_read(given: Mapping[str, Any], key: str, tokenizers: Mapping[str, Any]) -> None:
-    """Raises ConfigError for an argument that no chat template reads; `tokenizers` are by policy, as messages say."""
+def _of_reading(given: Mapping[str, Any], key: str, tokenizers: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments that no chat template reads; `tokenizers` are by policy, as messages say."""
     if not given:
         return
     read = [_variables(tokenizer.chat_template) for tokenizer in tokenizers.values()]
@@ -59,24 +60,19 @@ def _check_read(given: Mapping[str, Any], key: str, tokenizers: Mapping[str, Any
     for name in given:
         if None not in read and name not in known:
             shown = ", ".join(sorted(known - _GIVEN)) or "no others"
-            raise ConfigError(
-                f"{key}.{name} has no effect: the chat template of {', '.join(tokenizers)} reads {shown}; remove it"
-            )
+            yield f"{key}.{name} has no effect: the chat template of {', '.join(tokenizers)} reads {shown}; remove it"
 
 
-def check_template_arguments(data: DictConfig, tokenizers: Mapping[str, Any]) -> None:
-    """Raises ConfigError if a policy's chat template cannot be given the arguments that all policies are given.
-
-    No template reads one of them, or with them a template refuses a prompt or shows every prompt alike.
-    """
+def of_template_arguments(data: DictConfig, tokenizers: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments for every policy's chat template that none reads, or with which one cannot show a prompt."""
     key, given = "data.apply_chat_template_kwargs", dict(data.get("apply_chat_template_kwargs") or {})
-    _check_read(given, key, tokenizers)
+    yield from _of_reading(given, key, tokenizers)
     for policy, tokenizer in tokenizers.items():
-        _check_rendering(given, key, policy, tokenizer)
+        yield from _of_rendering(given, key, policy, tokenizer)
 
 
-def _check_rendering(given: Mapping[str, Any], key: str, policy: str, tokenizer: Any) -> None:
-    """Raises ConfigError if a policy is not shown what a user's message says."""
+def _of_rendering(given: Mapping[str, Any], key: str, policy: str, tokenizer: Any) -> Iterator[str]:
+    """A policy that is not shown what a user's message says."""
     chat = Chat(tokenizer, given)
     shown = f"{key}={dict(given)}" if given else f"the chat template of {policy}"
     remedy = "remove it" if given else "set its model.custom_chat_template"
@@ -88,11 +84,10 @@ def _check_rendering(given: Mapping[str, Any], key: str, policy: str, tokenizer:
             for prompt in prompts
         ]
     except Exception as error:
-        raise ConfigError(
-            f"{shown}: {policy} cannot be given a prompt, {type(error).__name__}: {str(error)[:200]}; {remedy}"
-        ) from error
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ConfigError(f"{shown}: {policy} cannot be given a prompt, {why}; {remedy}") from error
     if not all(isinstance(one, list) and one for one in ids) or texts[0] == texts[1]:
-        raise ConfigError(f"{shown}: {policy} is shown the same for every prompt; {remedy}")
+        yield f"{shown}: {policy} is shown the same for every prompt; {remedy}"
 
 
 def _blocks_of(settings: AtGrpoConfig, policy: str) -> Iterator[tuple[str, ValidationAnswers]]:
@@ -132,11 +127,11 @@ def hindsights(settings: AtGrpoConfig, environment: Environment) -> list[str]:
     return [environment.hindsight(environment.task("train", index)) for index in tasks]
 
 
-def check_hindsight(texts: Iterable[str], tokenizer: Any, data: DictConfig) -> None:
-    """Raises ConfigError if what an environment says in hindsight takes more than half of the room for a prompt."""
+def of_hindsight(texts: Iterable[str], tokenizer: Any, data: DictConfig) -> Iterator[str]:
+    """What an environment says in hindsight that takes more than half of the room for a prompt."""
     for text in texts:
         if 2 * (tokens := len(hindsight_ids(tokenizer, text))) > data.max_prompt_length:
-            raise ConfigError(
+            yield (
                 f"at_grpo.critic: Environment.hindsight says {tokens} tokens of a task, which with the prompt have to "
                 f"fit into data.max_prompt_length={data.max_prompt_length}, and may take half of it; say less, or "
                 "raise that"
