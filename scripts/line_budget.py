@@ -20,7 +20,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/lab": 580,
     "verl_atgrpo/train/config": 3_410,
     "verl_atgrpo/cpu": 600,
-    "verl_atgrpo/train/estimators": 1_220,
+    "verl_atgrpo/train/estimators": 1_230,
     "verl_atgrpo/lab/evaluation": 1_490,
     "verl_atgrpo/play": 4_870,
     "verl_atgrpo/train/engine": 1_120,
@@ -37,7 +37,7 @@ BUDGETS: dict[str, int] = {
     "benchmarks": 5_290,
     "examples": 1_790,
     "scripts": 1_270,
-    "tests": 47_080,
+    "tests": 47_150,
     "docs": 30_000,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

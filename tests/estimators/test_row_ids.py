@@ -12,6 +12,8 @@ import torch
 from fakes.advantage_rows import tags_of
 
 from verl_atgrpo import Environment, Outcome, Score, ScriptedTeam, Team, play
+from verl_atgrpo.play.scripted import ScriptedPolicy
+from verl_atgrpo.play.types import Generation, PlayMode, TeamOptions
 from verl_atgrpo.train.estimators.advantages import team_advantages
 from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.labels import anchor_of, factorise, row_ids
@@ -111,6 +113,35 @@ def test_rows_of_an_episode_carry_what_the_estimator_needs() -> None:
     assert [row.tags["left"] for row in played("RR", needs)] == [2, 1, 0]
     # No prompt is hashed for an estimator that does not compare prompts.
     assert not any({"left", "anchor"} & row.tags.keys() for row in played("RR", PRESETS["mas_grpo"].needs))
+
+
+class Slow(ScriptedPolicy):
+    """Takes its time, in rounds of the event loop."""
+
+    rounds = 0
+
+    async def generate(self, *given: Any, **more: Any) -> Generation:
+        for _ in range(self.rounds):
+            await asyncio.sleep(0)
+        return await super().generate(*given, **more)
+
+
+class Pair(Corridor):
+    """Both act at the same time, twice."""
+
+    async def run(self, task: object, team: Team) -> Outcome:
+        for _ in range(2):
+            await asyncio.gather(team.scout.act("where to?"), team.walker.act("where from?"))
+        return Outcome(success=True, team_reward=1.0)
+
+
+@pytest.mark.parametrize("slow", Pair.agents)
+def test_which_of_two_agents_that_act_at_once_is_faster_says_nothing(slow: str) -> None:
+    policies = {agent: Slow(lambda prompt, call: "so") for agent in Pair.agents}
+    policies[slow].rounds = 20
+    record = asyncio.run(play(Pair(), 0, Team(policies, TeamOptions(), PlayMode("parallel"))))
+    assert [decision.agent == slow for decision in record.decisions] == [False, True, False, True]
+    assert [row.tags["left"] for row in training_rows("t", 0, record, "parallel", {"left"})] == [2, 2, 0, 0]
 
 
 def test_a_group_of_the_tree_is_an_episode_s_agent_and_turn() -> None:

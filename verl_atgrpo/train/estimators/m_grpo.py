@@ -45,7 +45,7 @@ def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
 def _order(call: Tensor, total: int, left: Tensor) -> tuple[Tensor, Tensor]:
     """Returns each row's position among the rows of its episode and agent, earliest first, and their number: (N,)."""
     count = call.bincount(minlength=total)
-    # Sorted by episode and agent, then by decision, independently of the order in the batch.
+    # Sorted by episode and agent, then by decision; by the order in the batch where an agent makes several at once.
     order = left.argsort(descending=True, stable=True)
     order = order[call[order].argsort(stable=True)]
     return order.argsort() - (count.cumsum(0) - count)[call], count[call]

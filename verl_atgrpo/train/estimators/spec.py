@@ -27,8 +27,8 @@ ByTask = Literal["none", "rows", "tokens"]
 Need = Literal["trajectory", "agent", "left", "anchor", "baseline"]
 Labels: TypeAlias = Mapping[str, Tensor]
 """What a formula reads of N rows beside their rewards, (N,) each: `groups`, `units` (episodes), `agents` and `anchors`
-(prompts) are int64 ids, `left` is the int64 number of later decisions in the episode, `mains` is true for the rows of
-the main agent, `baselines` are float64. `groups` are always there, the others if the spec `needs` them."""
+(prompts) are int64 ids, `left` is the int64 number of the episode's decisions that started later, `mains` is true for
+the rows of the main agent, `baselines` are float64. `groups` are always there, the others if the spec `needs` them."""
 
 
 @dataclass(frozen=True, kw_only=True)

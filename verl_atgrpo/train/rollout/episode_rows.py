@@ -52,16 +52,16 @@ def training_rows(
     `parallel`: the group is the task, and the reward is the `outcome`'s, the sum of all answers' `scores`, or the
     candidate's `own`, as `episode_reward` says.
 
-    `needs` are the labels that the estimator reads beside the group; `left` counts decisions in the order in which
-    they finished.
+    `needs` are the labels that the estimator reads beside the group. `left` counts decisions that started after this
+    one had ended: which of two agents that act at the same time is faster says nothing.
     """
-    trained = [(first, decision) for first, decision in _numbered(record) if decision.trained]
+    trained = [(place, *one) for place, one in enumerate(_numbered(record)) if one[1].trained]
     whole = record.outcome.team_reward
     if episode_reward == "scores":
-        whole = sum(decision.candidates[decision.committed].reward for _, decision in trained)
-    for position, (first, decision) in enumerate(trained):
+        whole = sum(decision.candidates[decision.committed].reward for _, _, decision in trained)
+    for place, first, decision in trained:
         group = uid if scheme == "parallel" else f"{uid}.{session}.{decision.name}"
-        left = {"left": len(trained) - 1 - position} if "left" in needs else {}
+        left = {"left": sum(later.after > place for _, _, later in trained)} if "left" in needs else {}
         anchor = {"anchor": anchor_of(decision.prompt_ids)} if "anchor" in needs else {}
         for number, candidate in enumerate(decision.candidates):
             reward = whole if scheme == "parallel" and episode_reward != "own" else candidate.reward
