@@ -77,6 +77,9 @@ def test_without_a_mixture_all_rows_are_of_one_environment() -> None:
 def test_advantages_that_are_alike_stay() -> None:
     tasks, one = torch.tensor([4, 4, 9]), torch.ones(3).double()
     assert by_task(torch.tensor([0.5, 0.5, 0.0]).double(), tasks, tasks, one, 1e-6).tolist() == [0.5, 0.5, 0.0]
+    # The mean of twelve values of .7 is not .7, by rounding.
+    alike, zeros = torch.full((12,), 0.7).double(), torch.zeros(12).long()
+    assert by_task(alike, zeros, zeros, torch.ones(12).double(), 1e-6).equal(alike)
     # One row with an advantage is a signal of its group: without a centre the others are not changed alike.
     lone = torch.tensor([2.0, 0.0, 0.0, 0.0]).double()
     found = by_task(lone, torch.zeros(4).long(), torch.tensor([1, 1, 2, 2]), torch.ones(4).double(), 0.0)

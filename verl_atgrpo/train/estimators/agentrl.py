@@ -8,7 +8,7 @@ rows of a group without signal (advantages 0) do not count, and have none afterw
 Source: arXiv 2510.04206, task advantage normalisation.
 """
 
-from verl_atgrpo.train.estimators.arithmetic import dense, group_sum
+from verl_atgrpo.train.estimators.arithmetic import ROUNDING, dense, group_min, group_sum
 from verl_atgrpo.train.estimators.spec import Tensor
 
 
@@ -26,5 +26,7 @@ def by_task(advantages: Tensor, tasks: Tensor, groups: Tensor, weights: Tensor, 
     counted = weights * signal
     size = group_sum(counted, task, total)
     deviation = advantages - (group_sum(counted * advantages, task, total) / size)[task]
+    noise = ROUNDING * -group_min(-advantages.abs().clamp(min=1), task, total)
+    deviation = deviation.masked_fill(deviation.abs() <= noise[task], 0.0)
     std = (group_sum(counted * deviation.square(), task, total) / size).sqrt()[task]
     return (deviation / (std + eps)).where(signal & (std > 0), advantages)
