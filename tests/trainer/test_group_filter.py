@@ -253,6 +253,9 @@ def test_rows_are_in_the_same_order_whatever_episode_ended_first() -> None:
     assert first == [f"{uid}_{session}_{row}" for uid in "yzx" for session in (0, 1) for row in of_episode]
     random.Random(1).shuffle(rows)
     assert order(rows) == first
+    # The scores of two agents that act at the same time ask the same judge.
+    judged = [(f"x_0_{number}", {**rows[0][1], "scope": scope}) for number, scope in enumerate(("a.0.0/", "b.0.0/"))]
+    assert order(judged) == order(judged[::-1]) == ["x_0_0", "x_0_1"]
 
 
 @pytest.mark.parametrize("filters", [None, {}])
