@@ -11,6 +11,7 @@ pytest.importorskip("verl")
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 
 from verl_atgrpo.environments.walk import Walk
+from verl_atgrpo.play import registry
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.trainer.dataset import TeamTaskDataset, wire
@@ -136,7 +137,9 @@ def test_every_part_that_branches_has_a_branch_point(compose: Any) -> None:
     settings_of(compose, MIXTURE[1].replace("weight: 2", "weight: 0"), *branches)
 
 
-def test_a_data_set_that_is_not_validated_is_named(compose: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_data_that_are_not_played_are_named(
+    compose: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     game = "{name: tic_tac_toe, style: compact, val_games: 20, val_tasks: 30}"
     both = f"+at_grpo.environment={{name: mixture, parts: {{walk: {{val_tasks: 3}}, game: {game}}}}}"
     of_game = "at_grpo.parts={game: {scheme: parallel, estimator: rae}}"
@@ -144,6 +147,10 @@ def test_a_data_set_that_is_not_validated_is_named(compose: Any, caplog: pytest.
     assert "no task of" not in caplog.text
     check_run(compose("plan_path_cpu", MIXTURE[0], both.replace("val_tasks: 30", "val_tasks: 20"), of_game))
     assert "environment.parts.game.val_tasks=20: no task of 'search' is played, which begin at 20" in caplog.text
+    for size, cut in ((4096, False), (5000, True)):
+        monkeypatch.setattr(registry.load("plan_path"), "num_tasks", lambda self, split, size=size: size)
+        check_run(compose("plan_path_cpu"))
+        assert ("train_tasks=4096: only the first of the 5000 training tasks of 'plan_path'" in caplog.text) == cut
 
 
 LEVELS = "+at_grpo.environment={name: curriculum, of: {name: plan_path}, levels: [{size: 4}, {size: 6}]}"

@@ -203,7 +203,7 @@ class Candidate:
     reward: float
     """The mixed reward alpha * team + local_weight * local; at a branch, what followed counts."""
     error: Exception | None = None
-    """Why it could not be scored; its reward is the lowest of its group then, and at most 0."""
+    """Why it could not be scored; its reward is the lowest of its decision then, and at most 0."""
     reply: Reply | None = None
     """The parsed answer, at a decision with tools."""
 

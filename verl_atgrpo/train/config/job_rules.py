@@ -372,8 +372,11 @@ def of_schemes(job: Job) -> Iterator[str]:
 # ---------------------------------------------------------------------- tasks
 
 
-def _warn_of_unplayed_sets(job: Job) -> None:
-    """Logs data sets of validation of which no task is played: a quick run may want it so."""
+def _warn_of_unplayed_tasks(job: Job) -> None:
+    """Logs data that are not played: a quick run may want it so."""
+    if (size := job.env.num_tasks("train")) is not None and size > job.tasks:
+        note = "at_grpo.train_tasks=%d: only the first of the %d training tasks of %r are played; raise it to play all"
+        logger.warning(note, job.tasks, size, job.name)
     parts = job.env.parts.items() if isinstance(job.env, Mixture) else ()
     places = [(f"environment.parts.{name}.val_tasks", part.environment, part.val_tasks) for name, part in parts]
     for key, env, tasks in places or [("val_tasks", job.env, job.settings.val_tasks)]:
@@ -415,7 +418,7 @@ def of_tasks(job: Job) -> Iterator[str]:
             f"at_grpo.val_tasks={settings.val_tasks}: less than the {validated} of the parts, of which the last would "
             "be left out; raise it, or lower val_tasks of parts"
         )
-    _warn_of_unplayed_sets(job)
+    _warn_of_unplayed_tasks(job)
     _warn_of_best_of_k(job)
     most = settings.group_filter.max_tasks if settings.group_filter else None
     key = f"at_grpo.group_filter.max_tasks={most}"

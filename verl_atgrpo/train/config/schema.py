@@ -274,7 +274,7 @@ class AtGrpoConfig(Section):
     seed: int = 0
     """All samples' seeds derive from it."""
     train_tasks: Tasks = 4096
-    """Tasks of an epoch, if the environment generates them."""
+    """Tasks of an epoch, at most: of a data set the first ones."""
     val_tasks: Tasks = 200
     """Tasks of validation, likewise."""
     task_order: Literal["shuffled", "half_solved"] = "shuffled"
