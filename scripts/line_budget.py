@@ -32,7 +32,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/train/serving": 1_890,
     "verl_atgrpo/lab/tiny_models": 690,
     "verl_atgrpo/train/trainer": 2_870,
-    "environments": 9_600,
+    "environments": 9_610,
     "recipes": 1_090,
     "benchmarks": 5_290,
     "examples": 1_790,

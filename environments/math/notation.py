@@ -67,7 +67,7 @@ def tidy(text: str) -> str | None:
     Percent signs are removed because gold answers use them inconsistently: `8%` equals `8` but not 0.08. A number in
     scientific notation is written in digits, single characters such as `½` or `√` as LaTeX, arguments in braces.
     """
-    text = re.sub(r"\\?\$|\\!|\\(?:left|right)(?![a-zA-Z])", "", text).replace("{,}", ",")
+    text = re.sub(r"\\?\$|\\!|\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])", "", text).replace("{,}", ",")
     text = re.sub(r"(?<!\\)\\(?:[,;:> ]|q?quad(?![a-zA-Z]))|~|\s+", " ", text)
     text = re.sub(r"\s*\\?%$", "", re.sub(r" +", " ", text).strip().rstrip(" ."))
     if len(text) > LONGEST:
@@ -201,7 +201,7 @@ _JOINED = re.compile(rf"([0-9]\s*(?:{_TEXT}|(?:{_KNOWN})(?![a-zA-Z])))\s*(?=[0-9
 _BASE = re.compile(r"([0-9][0-9A-Fa-f]*)_\s*(?:\{?\\text\{)?\{?([0-9]+|[a-z]+)\}*")
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 _NAME = re.compile(
-    r"\s*((?:\\[a-zA-Z]+|[a-zA-Z])(?:_(?:\{[^{}]*\}|\w))?(?:\([a-z]\))?)\s*(?:=|\\in(?![a-zA-Z]))(.*)", re.DOTALL
+    r"(?s)\s*((?:\\[a-zA-Z]+|[a-zA-Z])(?:_(?:\{[^{}]*\}|\w))?(?:\((?:[a-z]|-?[0-9]+)\))?)\s*(?:=|\\in(?![a-zA-Z]))(.*)"
 )
 _PHRASE = re.compile(r"\\(?:text|mathrm|textrm|textbf|textit|mbox|mathbf|mathit)\s*\{([^{}]*)\}")
 

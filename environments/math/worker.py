@@ -31,13 +31,13 @@ def main() -> None:
     grader.sympy_numeric_eq = numerically_equal
     # Units are read by `notation`: math-verify would take `6m` for 6.
     normal = NormalizationConfig(units=False, malformed_operators=True, nits=True)
-    # Only LaTeX: numbers in a sentence are ignored.
-    form = (LatexExtractionConfig(boxed_match_priority=0, normalization_config=normal),)
+    # Only LaTeX, and all of it: without a box math-verify would look for a fraction anywhere.
+    form = (LatexExtractionConfig(False, boxed_match_priority=0, normalization_config=normal),)
 
     @functools.lru_cache(maxsize=1024)
     def parsed(text: str) -> list[Any]:
         boxed = f"\\boxed{{{text}}}"
-        found = parse(boxed, form, fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[arg-type]
+        found = parse(boxed, form, "no_fallback", "first_match", parsing_timeout=None)  # type: ignore[arg-type]
         return [with_imaginary_unit(value) for value in found]
 
     def includes(gold: str, answer: str) -> bool:
@@ -101,7 +101,12 @@ def arithmetic(values: list[Any]) -> set[str]:
 
 
 def _rational(value: Any) -> bool:
-    return bool(value.is_number and value.is_rational)
+    """Returns whether a value is a rational number; sympy says of no decimal that it is one."""
+    from sympy import Rational
+
+    if value.is_Pow and value.base.is_Float:
+        return bool((Rational(str(value.base)) ** value.exp).is_rational)
+    return bool(value.is_number and (value.is_rational or value.is_Float))
 
 
 def _factors(product: Any) -> int:
