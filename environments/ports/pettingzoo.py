@@ -14,6 +14,7 @@ from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load
 from verl_atgrpo.environments.ports.replayed_game import Move, Refused, ReplayedGame
 
 _MARK = "Action:"
+_MARKUP = " *_`"
 _LISTED = 100
 """Most actions that a prompt lists one by one if none is masked."""
 _TRIED = 8
@@ -177,11 +178,13 @@ class _Running:
     def _action(self, reply: str) -> int | str:
         text = reply.strip()
         if self._form.full:
-            mark, _, text = text.rpartition("\n")[2].strip().partition(_MARK)
-            if mark:
+            mark, label, text = text.rpartition("\n")[2].strip().partition(_MARK)
+            if mark.strip(_MARKUP) or not label:
                 raise Refused
-            text = text.strip()
+            text = text.strip().strip(mark).strip()
         if self._legal is not None:
+            if self._form.full and text.casefold() not in self._legal:
+                text = text.strip(f"{_MARKUP}.")
             if text.casefold() not in self._legal:
                 raise Refused
             return self._legal[text.casefold()]

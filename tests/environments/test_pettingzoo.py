@@ -149,6 +149,19 @@ def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_repeats_the_pr
     assert record.decisions[2].candidates[0].score == Score(-0.25, -0.25)
 
 
+@pytest.mark.parametrize(
+    ("reply", "legal"),
+    [
+        *(("**Action: up**", True), ("**Action:** up", True), ("Action: `up`.", True), ("Action: UP.", True)),
+        *(("Go! Action: up", False), ("**up**", False), ("**", False), ("Action: up up", False)),
+    ],
+)
+def test_an_action_may_be_marked_up(reply: str, legal: bool) -> None:
+    env = make("pettingzoo", **WALKERS, max_steps=1)
+    (decision,) = scripted(env, env.task("train", 0), walkers(lambda prompt, k: reply)).decisions
+    assert (decision.candidates[0].score != Score(-1, -1)) == legal
+
+
 def test_truncation_is_not_success() -> None:
     env = make("pettingzoo", **WALKERS, style="compact", max_steps=1, success_return=0.1)
     record = scripted(env, env.task("train", 0), walkers(lambda prompt, k: towards(prompt)))

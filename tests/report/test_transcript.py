@@ -61,13 +61,15 @@ def test_a_task_is_printed_once_and_without_decisions_of_scores(
 ) -> None:
     files = RecordFiles(tmp_path / "record", 64, 0, ABOUT)
     lone, judged = candidate("x", 1.0, None), {"scope": "planner.0.0/", "agent": "judge"}
+    asked = {"prompt": f"{SYSTEM}How many?{END}"}
     for task in range(3):
         for episode in range(4):
-            rows = [decision(0, VAL, task, 0, lone), decision(0, VAL, task, 1, lone, **judged)]
+            rows = [decision(0, VAL, task, 0, lone, **asked), decision(0, VAL, task, 1, lone, **asked, **judged)]
             files.append(VAL, [{**row, "episode": episode} for row in rows])
     heads = [line for line in printed(capsys, tmp_path, "--tasks", 2).splitlines() if line.startswith("Step")]
     assert heads == [f"Step 0, task {task}: not solved after 1 decision" for task in (0, 1)]
-    assert "judge" not in printed(capsys, tmp_path)
+    shown = printed(capsys, tmp_path)
+    assert "judge" not in shown and "How many?" in shown, "a prompt that all rows have is no template"
 
 
 def test_what_was_not_recorded_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def _first_episodes(records: Run, split: str, step: int) -> list[tuple[int, int]
 def _template(records: Run) -> tuple[str, str]:
     """Returns the whole lines that all prompts of a run begin and end with: the system message, the answer's start."""
     prompts: list[str] = [row["prompt"] for rows in records.episodes.values() for row in rows if "prompt" in row]
-    if not prompts:
+    if len({*prompts}) < 2:
         return "", ""
     prefix = commonprefix(prompts)  # noqa: RUF071  (of characters)
     suffix = commonprefix([prompt[::-1] for prompt in prompts])[::-1]  # noqa: RUF071
