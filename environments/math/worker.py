@@ -105,7 +105,7 @@ def _rational(value: Any) -> bool:
     from sympy import Rational
 
     if value.is_Pow and value.base.is_Float:
-        return bool((Rational(str(value.base)) ** value.exp).is_rational)
+        return bool(value.exp.is_Integer or (Rational(str(value.base)) ** value.exp).is_rational)
     return bool(value.is_number and (value.is_rational or value.is_Float))
 
 

@@ -117,6 +117,8 @@ def test_a_part_has_its_own_scheme_and_the_sections_other_settings(compose: Any)
     assert search.seed == settings.seed and search.spec.name == "rae"
     assert settings.spec.name == "at_grpo" and settings.spec.parts["search"].name == "rae"
     assert settings.spec.needs == {"agent", "baseline"}
+    calls = "{preset: m_grpo, main_agent: search.guesser, sub_calls: 2}"
+    assert settings_of(compose, PARTS.replace("rae", calls)).spec.parts["search"].main_agent == "search.guesser"
     own = "at_grpo.parts={search: {scheme: parallel, estimator: dr_mas, episode_reward: own}}"
     search = settings_of(compose, own, "at_grpo.local_weight=0.5", "at_grpo.candidates={all: 2, search: 3}").of_part(
         "search"

@@ -150,6 +150,7 @@ def test_needs_are_those_of_all_agents() -> None:
         ),
         ({"preset": "m_grpo", "main_agent": "a"}, r"\.sub_calls: missing; 'm_grpo' \(unit: call\) needs main_agent:"),
         ({"preset": "m_grpo", "main_agent": "a b", "sub_calls": 2}, r"\.main_agent: 'a b' is not an agent's name$"),
+        ({"preset": "m_grpo", "main_agent": "a.", "sub_calls": 2}, r"\.main_agent: 'a\.' is not an agent's name$"),
         ({"preset": "m_grpo", "main_agent": "a", "sub_calls": 0}, r"\.sub_calls: 0 is not a whole number >= 1$"),
         ({"preset": "m_grpo", "main_agent": "a", "sub_calls": 2.0}, r"\.sub_calls: 2.0 is not a whole number >= 1$"),
         (

@@ -66,10 +66,12 @@ def test_in_float32_other_weights_end_the_run(figures: list[float]) -> None:
         ({"param_dtype": "fp16"}, "float16", "float16"),
         ({"param_dtype": "fp16"}, "float32", "float16"),
         ({"param_dtype": "float32"}, "half", "float16"),
+        ({"param_dtype": 32}, "float32", "float32"),
+        ({"param_dtype": 16}, "float16", "float16"),
         (None, "float32", "bfloat16"),  # verl's default
         ({"param_dtype": "fp32"}, "auto", "auto"),
     ],
 )
-def test_the_coarser_dtype_counts(precision: dict[str, str] | None, server: str, dtype: str) -> None:
+def test_the_coarser_dtype_counts(precision: dict[str, object] | None, server: str, dtype: str) -> None:
     policy = OmegaConf.create({"actor": {"fsdp_config": {"mixed_precision": precision}}, "rollout": {"dtype": server}})
     assert computing_dtype(policy) == dtype

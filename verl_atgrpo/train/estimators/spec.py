@@ -116,8 +116,9 @@ class EstimatorSpec:
             value = getattr(self, key)
             if not _finite(value) or not 0 < value <= 1:
                 refuse(key, f"{value!r} is not a number above 0 and at most 1")
-        if self.main_agent is not None and not (isinstance(self.main_agent, str) and self.main_agent.isidentifier()):
-            refuse("main_agent", f"{self.main_agent!r} is not an agent's name")
+        main = self.main_agent  # in a mixture `<part>.<agent>`
+        if main is not None and not (isinstance(main, str) and all(map(str.isidentifier, main.split(".", 1)))):
+            refuse("main_agent", f"{main!r} is not an agent's name")
         number = self.sub_calls
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             refuse("sub_calls", f"{number!r} is not a whole number >= 1")

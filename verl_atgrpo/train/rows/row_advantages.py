@@ -66,6 +66,8 @@ def loss_weights(weights: Tensor, tokens: Tensor, loss_agg_mode: str) -> Tensor:
     With weights w and numbers T of tokens of N rows: w * sum T / sum w T where verl divides by tokens (`token-mean`),
     else w * N / sum w. If all weights are equal, all factors are 1.
 
+    Tokens that `rollout_rs` rejects have no weight, but verl's divisor has them, as in its own trainer.
+
     Shapes: weights (N,) float64 above 0; tokens (N,) int64, those that were not rejected -> (N,) float64.
     """
     counted = tokens.double() if loss_agg_mode == "token-mean" else torch.ones_like(weights)

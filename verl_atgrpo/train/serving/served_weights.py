@@ -18,6 +18,7 @@ In 20 steps of SmolLM2 on an H200 the largest difference was 2.2 times the first
 ENDS = 0.05
 """In float32 no rounding explains a difference above this: the run ends."""
 _NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
+_NAMES |= {"16": "float16", "32": "float32"}
 _COARSEST = ("float32", "float16", "bfloat16")
 
 
