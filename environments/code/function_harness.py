@@ -150,7 +150,8 @@ def run_tests(program: str, entry_point: str, given: str = "") -> None:
                 send(answers, built)
         for line in requests:
             try:
-                send(answers, [True, pack(function(*unpack(json.loads(line))))] if function else [False, error])
+                positional, named = map(unpack, json.loads(line))
+                send(answers, [True, pack(function(*positional, **named))] if function else [False, error])
             except BaseException as raised:  # noqa: BLE001
                 send(answers, [False, f"{type(raised).__name__}: {raised}"])
 
@@ -172,10 +173,10 @@ def run_tests(program: str, entry_point: str, given: str = "") -> None:
     report, sys.stdout = sys.stdout, sys.stderr  # tests may print
     returned, shown, room = False, "", _SHOWN_OF_ALL
 
-    def candidate(*arguments: Any) -> Any:
+    def candidate(*arguments: Any, **named: Any) -> Any:
         nonlocal returned, shown
         returned, shown = False, "(the program has ended)"
-        send(requests, pack(list(arguments)))
+        send(requests, [pack(list(arguments)), pack(named)])
         returned, value = json.loads(answers.readline())
         if returned is not True:
             shown = str(value)

@@ -42,7 +42,8 @@ def parse_test(reply: str, problem: Problem) -> Test | None:
 
     After a line `Input:` comes what it gives, after a line `Output:` what it expects. Labels may be marked up and
     worded differently (`### Expected output`); each value is a fenced block, the rest of its label's line, or the text
-    up to the next label or the reply's end. An example of the statement does not count (`is_example_input`).
+    up to the next label or the reply's end. An example of the statement does not count (`is_example_input`), nor does
+    a test of a program that expects no output, such as one of zero test cases: every program passes it.
 
     For a function the values are its arguments and its result as Python literals of at most 2000 characters each, the
     arguments also as `f(1, 2)` and `a = 1, b = 2`.
@@ -51,7 +52,8 @@ def parse_test(reply: str, problem: Problem) -> Test | None:
     if values is None:
         return None
     if problem.entry_point is None:
-        return None if is_example_input(*values, problem.statement) else Exchange(*values)
+        known = not values[1].strip() or is_example_input(*values, problem.statement)
+        return None if known else Exchange(*values)
     if max(map(len, values)) > _LONGEST_LITERAL:
         return None
     try:

@@ -77,6 +77,7 @@ def test_tasks(tmp_path: Path) -> None:
         (test_block("", "3"), ADD, Call((), 3)),
         ("Input: 3\nOutput: 6", DOUBLE, Exchange("3\n", "6\n")),
         ("```\n3\n```\n```\n6\n```", DOUBLE, None),
+        (test_block("0", " "), DOUBLE, None),  # of no test cases
         ("Output:\n```\n3\n```\nInput:\n```\n6\n```", DOUBLE, None),
         (test_block("1, x", "3"), ADD, None),
         (test_block("__import__('os').system('echo')", "3"), ADD, None),

@@ -229,6 +229,14 @@ def test_programs_cannot_find_expected_output() -> None:
     assert found.ran and "in_1234" in found.shown[0] and "out_" not in found.shown[0]
 
 
+@needs_namespaces
+def test_asserts_may_name_arguments() -> None:
+    code = "def add(xs, n=1, reverse=False):\n    return sorted(xs, reverse=reverse)[:n]\n"
+    asserts = ("add([3, 1, 2], n=2) == [1, 2]", "candidate([3, 1], 2, reverse=True) == [3, 1]", "add([3], m=2) == [3]")
+    found = verdict(ADD, code, *(Asserts(f"assert {said}") for said in asserts))
+    assert found.passed == (True, True, False) and "unexpected keyword argument 'm'" in found.shown[2]
+
+
 # ------------------------------------------------------------------ HumanEval
 
 
