@@ -37,7 +37,7 @@ BUDGETS: dict[str, int] = {
     "benchmarks": 5_290,
     "examples": 1_790,
     "scripts": 1_270,
-    "tests": 47_150,
+    "tests": 47_200,
     "docs": 30_000,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

@@ -77,6 +77,11 @@ class NotAsync(Sound):
         return Outcome(False)
 
 
+class AsyncTask(Sound):
+    async def task(self, split: str, index: int) -> Any:  # type: ignore[override]
+        return index
+
+
 class Generator(Sound):
     async def run(self, task: Any, team: Any) -> Any:  # type: ignore[override]
         yield Outcome(False)
@@ -160,6 +165,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (AgentsRaise, rf"reading agents raised KeyError: 'agents'{HERE}"),
         (NotAsync, r"NotAsync\.run is not async: write async def run"),
         (Generator, r"Generator\.run is not async"),
+        (AsyncTask, r"AsyncTask\.task is async: write def task"),
         (SizeRaises, rf"num_tasks\('train'\) raised FileNotFoundError: .*{HERE}"),
         (Sets, r"Sets\.data_sets\('train'\) is \['a', 'b'\]: name -> number"),
         (TaskRaises, rf"task\('train', 0\) raised IndexError: list index out of range{HERE}"),

@@ -25,6 +25,8 @@ def check_declared(env: Environment, name: object) -> None:
         raise EnvironmentConfigError(f"{where}: {kind}.{error}") from None
     if not inspect.iscoroutinefunction(inspect.unwrap(env.run)):
         raise EnvironmentConfigError(f"{where}: {kind}.run is not async: write async def run(self, task, team)")
+    if inspect.iscoroutinefunction(env.task):
+        raise EnvironmentConfigError(f"{where}: {kind}.task is async: write def task(self, split, index)")
     for split in _SPLITS:
         with asking(name, f"num_tasks({split!r})"):
             tasks_of(env, split)
