@@ -20,7 +20,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/lab": 580,
     "verl_atgrpo/train/config": 3_410,
     "verl_atgrpo/cpu": 600,
-    "verl_atgrpo/train/estimators": 1_230,
+    "verl_atgrpo/train/estimators": 1_220,
     "verl_atgrpo/lab/evaluation": 1_490,
     "verl_atgrpo/play": 4_870,
     "verl_atgrpo/train/engine": 1_120,

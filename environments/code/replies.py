@@ -52,8 +52,8 @@ def parse_test(reply: str, problem: Problem) -> Test | None:
     if values is None:
         return None
     if problem.entry_point is None:
-        known = not values[1].strip() or is_example_input(*values, problem.statement)
-        return None if known else Exchange(*values)
+        tests_nothing = not values[1].strip() or is_example_input(*values, problem.statement)
+        return None if tests_nothing else Exchange(*values)
     if max(map(len, values)) > _LONGEST_LITERAL:
         return None
     try:

@@ -455,6 +455,3 @@ class AtGrpoConfig(Section):
         wanted = self.train_tasks if split == "train" else self.val_tasks
         available = tasks_of(env, split)
         return wanted if available is None else min(wanted, available)
-
-
-# ---------------------------------------------------------------------- messages and docs from types and bounds

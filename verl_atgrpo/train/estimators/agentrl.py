@@ -8,7 +8,7 @@ rows of a group without signal (advantages 0) do not count, and have none afterw
 Source: arXiv 2510.04206, task advantage normalisation.
 """
 
-from verl_atgrpo.train.estimators.arithmetic import ROUNDING, dense, group_min, group_sum
+from verl_atgrpo.train.estimators.arithmetic import dense, deviations, group_sum
 from verl_atgrpo.train.estimators.spec import Tensor
 
 
@@ -19,14 +19,10 @@ def by_task(advantages: Tensor, tasks: Tensor, groups: Tensor, weights: Tensor, 
     they were compared in; weights (N,) float64 above 0, how often a row counts. An environment whose advantages
     are all alike keeps them.
     """
-    task, total = dense(tasks)
     group, number = dense(groups)
     # Of the group, not of the row: one in the middle has advantage 0, too, and stays between the others.
     signal = group_sum((advantages != 0).double(), group, number)[group] > 0
     counted = weights * signal
-    size = group_sum(counted, task, total)
-    deviation = advantages - (group_sum(counted * advantages, task, total) / size)[task]
-    noise = ROUNDING * -group_min(-advantages.abs().clamp(min=1), task, total)
-    deviation = deviation.masked_fill(deviation.abs() <= noise[task], 0.0)
-    std = (group_sum(counted * deviation.square(), task, total) / size).sqrt()[task]
+    task, size, deviation = deviations(advantages, tasks, counted)
+    std = (group_sum(counted * deviation.square(), task, len(size)) / size).sqrt()[task]
     return (deviation / (std + eps)).where(signal & (std > 0), advantages)
