@@ -26,7 +26,7 @@ import curves
 import planner_alone
 import results
 import study
-from variants import CRITIC, GAMES, LEVELS, VARIANTS
+from variants import CRITIC, GAMES, LEVELS, MIXTURE, VARIANTS
 
 
 @pytest.mark.slow  # half a second each
@@ -79,6 +79,17 @@ def test_far_goals_are_jobs_that_can_start_and_are_validated_alike(compose: Any,
     far = [getattr(task, "task", task) for task in tasks]
     assert environment.num_tasks("val") in (None, 200)
     assert far == [make("plan_path_single", **BOARD, min_distance=9).task("val", index) for index in range(200)]
+
+
+@pytest.mark.parametrize("name", MIXTURE)
+def test_a_mixture_is_a_job_that_has_the_games_in_equal_shares(compose: Any, tmp_path: Path, name: str) -> None:
+    game = GAMES["mixture"]
+    overrides = study.overrides_of(game, game.variant(name), 1, tmp_path, tmp_path / "start", [])
+    config = compose(game.recipe, *overrides, "at_grpo.train_tasks=96")
+    check_run(config)
+    environment = read_section(config).make_environment()
+    assert environment.data_sets("val") == {"walk": 100, "walk_walls": 100, "number_search": 100}
+    assert read_section(config).val_tasks == 300
 
 
 BOARD: dict[str, Any] = {"size": 9, "wall_density": 0.0, "max_turns": 2, "max_moves": 14, "style": "compact"}

@@ -189,6 +189,7 @@ def _summary(options: argparse.Namespace) -> str:
         f"validation success: {first.success:.1%} before (step {first.step}), "
         f"{last.success:.1%} after ({_place(last)})"
         + (f"; {LEARNT:.0%} reached at {_place(reached)}" if reached is not last else "")
+        + "".join(f"\n  {name}: {value:.1%}" for name, value in last.each.items() if len(last.each) > 1)
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from variants import ALL, Game
+
+from verl_atgrpo.lab.report.learning_curve import Point
 
 CURVES = Path(__file__).parent / "curves"
 
@@ -20,6 +22,17 @@ class Curve:
 
     points: tuple[tuple[float, float], ...]
     """Tokens and success of every validation."""
+    parts: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """The same for each part of a mixture."""
+
+    @classmethod
+    def of(cls, validations: Sequence[Point]) -> Curve:
+        """Returns the curve of a training's validations."""
+        parts = dict.fromkeys(validations[0].each) if len(validations[0].each) > 1 else {}
+        return cls(
+            tuple((point.tokens, point.success) for point in validations),
+            {part: tuple((point.tokens, point.each[part]) for point in validations) for part in parts},
+        )
 
     def at(self, tokens: float) -> float:
         """Returns the success after `tokens` tokens, interpolated; after the last validation its success."""
@@ -49,8 +62,9 @@ Curves = Mapping[str, Mapping[int, Curve]]
 def append(file: Path, variant: str, seed: int, curve: Curve) -> None:
     """Appends a training's curve to a file in one write, because several studies may run concurrently."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    record = {"variant": variant, "seed": seed, "points": curve.points}
     with file.open("a") as lines:
-        lines.write(json.dumps({"variant": variant, "seed": seed, "points": curve.points}) + "\n")
+        lines.write(json.dumps(record | ({"parts": curve.parts} if curve.parts else {})) + "\n")
 
 
 def kept(file: Path) -> Curves:

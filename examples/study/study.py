@@ -70,8 +70,7 @@ def main() -> None:
                     make(model, WarmStart.of(game, seed=seed))
                 run(options.out / game, GAMES[game], name, seed, model)
                 if seed not in kept(file).get(name, {}):
-                    points = read(options.out / game / f"{name}_{seed}" / "metrics.jsonl")
-                    append(file, name, seed, Curve(tuple((point.tokens, point.success) for point in points)))
+                    append(file, name, seed, Curve.of(read(options.out / game / f"{name}_{seed}" / "metrics.jsonl")))
 
 
 def chosen(curves: Curves, game: Game, name: str) -> str:

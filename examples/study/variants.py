@@ -281,6 +281,13 @@ WORDS: Mapping[str, Variant] = {
     ),
 }
 """Ways to train an instruct model on games told in words."""
+MIXTURE: Mapping[str, Variant] = {
+    "mixture": Variant("three games in one run"),
+    "mixture_by_task": Variant(
+        "the same, advantages standardised by game", ("at_grpo.estimator={preset: at_grpo, by_task: tokens}",)
+    ),
+}
+"""Three games told in words in one run, to compare with a run of each on a third of the tokens."""
 SETTINGS: Mapping[str, Variant] = {
     "clip_1": Variant("gradients clipped to 1", ("actor_rollout_ref.actor.optim.clip_grad=1",)),
     "team_grpo_clip_1": Variant(
@@ -357,6 +364,19 @@ GAMES: Mapping[str, Game] = {
     "walk": _told_in_words("walk", 15_000, {**WORDS, **SETTINGS}),
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
+    "mixture": replace(
+        _told_in_words("walk", 36_000, MIXTURE),
+        test_every=6,
+        overrides=(
+            "precision=bf16",
+            "~at_grpo.environment",
+            "+at_grpo.environment={name: mixture, parts: {walk: {}, walk_walls: {}, number_search: {}}}",
+            "at_grpo.val_tasks=300",
+            "at_grpo.group_filter={}",  # as among walls
+            "data.val_batch_size=300",
+            *_tasks(12, 1),
+        ),
+    ),
 }
-ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **UPDATES, **LEVELS, **CRITIC}
+ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **MIXTURE, **UPDATES, **LEVELS, **CRITIC}
 """All names of variants, in the order of tables."""

@@ -61,6 +61,18 @@ def test_what_an_interrupted_run_did_after_its_checkpoint_is_left_out(
     ]
 
 
+def test_parts_of_a_mixture_are_read_and_shown_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def validated(walk: float, walls: float) -> dict[str, float]:
+        return {"val-core/walk/acc/mean@1": walk, "val-core/hard/walls/acc/mean@1": walls}
+
+    metrics = write(tmp_path / "m.jsonl", (0, validated(0.1, 0.3)), (1, {**trained(), **validated(0.9, 0.4)}))
+    before, after = read(metrics)
+    assert before.each == {"walk": 0.1, "hard/walls": 0.3}
+    assert (after.each, after.success) == ({"walk": 0.9, "hard/walls": 0.4}, pytest.approx(0.65))
+    assert main(["summary", str(metrics)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  walk: 90.0%", "  hard/walls: 40.0%"]
+
+
 def test_no_validation_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no validation"):
         read(write(tmp_path / "m.jsonl", (1, trained())))

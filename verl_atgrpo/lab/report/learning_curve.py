@@ -14,7 +14,7 @@ from verl_atgrpo.files import FileError, Number, Whole, lines, parse
 LEARNT = 0.95
 """Success of a team that has learnt a game: the summary says when it was reached."""
 _SECONDS, _TOKENS = "timing_s/step", "rollout/tokens"
-SUCCESS = re.compile(r"val-core/.*/acc/mean@.*", re.DOTALL)
+SUCCESS = re.compile(r"val-core/(.*)/acc/mean@.*", re.DOTALL)
 _USED = re.compile(rf"{_SECONDS}|{_TOKENS}|{SUCCESS.pattern}", re.DOTALL)
 
 
@@ -42,6 +42,9 @@ class Point:
     tokens: float
     """Tokens generated in training so far, of all candidates."""
     success: float
+    """Mean over the data sets, or over a mixture's parts."""
+    each: dict[str, float]
+    """Success of each."""
 
 
 def read(metrics: Path) -> list[Point]:
@@ -67,9 +70,9 @@ def read(metrics: Path) -> list[Point]:
     for step, data in sorted(steps.items()):
         seconds += data.get(_SECONDS, 0.0)
         tokens += data.get(_TOKENS, 0.0)
-        successes = [value for name, value in data.items() if SUCCESS.fullmatch(name)]
-        if successes:  # mean over data sets
-            points.append(Point(step, seconds, tokens, sum(successes) / len(successes)))
+        each = {found[1]: value for name, value in data.items() if (found := SUCCESS.fullmatch(name))}
+        if each:
+            points.append(Point(step, seconds, tokens, sum(each.values()) / len(each), each))
     if not points:
         if not files:
             raise FileError(f"{metrics} has no metrics: name `file` in trainer.logger, as in [console,file]")
