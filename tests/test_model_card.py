@@ -20,7 +20,7 @@ pytest.importorskip("verl")
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
 from verl_atgrpo import cli
-from verl_atgrpo.lab.evaluation.results import EpisodeRow, ResultFile
+from verl_atgrpo.lab.evaluation.results import EpisodeRow, Failure, ResultFile
 from verl_atgrpo.lab.model_card import card
 from verl_atgrpo.lab.report.records import Run
 
@@ -98,7 +98,8 @@ def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None
     write_run(step.parent)
     with ResultFile(tmp_path / "after.jsonl", {"made": "up"}, {}) as results:
         for task in range(10):
-            results.add(EpisodeRow(task, "", 0, 0, task > 0, 1.0, {}, 1, 1, {}, None, 0.0))
+            late = None if task else Failure("timeout", "why")
+            results.add(EpisodeRow(task, "", 0, 0, task > 0, 1.0, {}, 1, 1, {}, late, 0.0))
     command = ["export", str(step), str(tmp_path / "out"), f"--evaluation={tmp_path / 'after.jsonl'}"]
     assert cli.main(command) == 0
     text = (tmp_path / "out/shared/README.md").read_text()
@@ -117,6 +118,7 @@ def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None
         assert line in body.splitlines(), line
     # Nine of ten, with the two tasks that an interval adds.
     assert "| evaluation | 90.0% of 10 tasks solved, 95% interval 5" in body
+    assert "%; 1 episode failed and count as not solved |" in body
 
 
 def test_only_a_step_with_a_number_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     make_model.add_argument("directory", type=Path, help="the folder to write; kept if it exists")
     own = f"the environment to train on: {', '.join(DEMONSTRATORS)}, or module:NAME of a Demonstrator"
     make_model.add_argument("--environment", default="plan_path", help=own)
-    make_model.add_argument("--seed", type=int, default=0)
+    make_model.add_argument("--seed", type=int, help="default: the demonstrator's, or 0")
     make_model.add_argument("--untied", action="store_true", help="a separate output head instead of the embedding")
     make_model.add_argument("--force", action="store_true", help="overwrite it")
 
@@ -157,7 +157,8 @@ def _new(options: argparse.Namespace) -> str:
 def _make_model(options: argparse.Namespace) -> str:
     from verl_atgrpo.lab.tiny_models.warm_start import WarmStart, make
 
-    settings = WarmStart.of(options.environment, seed=options.seed, tied=not options.untied)
+    given = {"seed": options.seed, "tied": False if options.untied else None}
+    settings = WarmStart.of(options.environment, **{name: value for name, value in given.items() if value is not None})
     known = make(options.directory, settings, force=options.force)
     return (
         f"{options.directory}: {known['parameters']:,} parameters, made in {known['seconds']} s, "

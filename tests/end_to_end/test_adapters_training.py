@@ -4,6 +4,7 @@ one not trained."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ pytest.importorskip("vllm")
 
 import torch
 from safetensors.torch import load_file
-from training_jobs import FRESH, SMALL, Start, finish, weights
+from training_jobs import FRESH, SMALL, Start, end, finish, wait_for, weights
 
 from verl_atgrpo.lab.export import export
 
@@ -46,11 +47,20 @@ OVERRIDES = (
 )
 
 
-def test_one_adapter_learns_and_its_base_and_the_others_stay(start: Start, tied_model: Path, tmp_path: Path) -> None:
+def test_one_adapter_learns_in_a_resumed_run_and_its_base_and_the_others_stay(
+    start: Start, tied_model: Path, tmp_path: Path
+) -> None:
     environment = {"VERL_USE_EXTERNAL_MODULES": "lone_learner", "NOTES": str(tmp_path / "notes")}
-    saved = 2
-    first = (*OVERRIDES, f"trainer.total_training_steps={saved}")
-    finish(start("plan_path_cpu", tmp_path, tied_model, *first, **environment), tmp_path)
+    saved, checkpoints = 2, tmp_path / "checkpoints"
+    job = start("plan_path_cpu", tmp_path, tied_model, *OVERRIDES, "trainer.total_training_steps=40", **environment)
+    # Killed while it saves; what the run is resumed from is complete.
+    wait_for(checkpoints / f"global_step_{saved + 1}", job, tmp_path)
+    end(job)
+    latest = checkpoints / "latest_checkpointed_iteration.txt"
+    if (last := int(latest.read_text())) != saved:  # it was faster than the kill
+        latest.write_text(str(saved))
+        for step in range(saved + 1, last + 2):
+            shutil.rmtree(checkpoints / f"global_step_{step}", ignore_errors=True)
     (tmp_path / "metrics.jsonl").rename(tmp_path / "first.jsonl")
     more = ("+mode=async", f"trainer.total_training_steps={saved + 3}")
     metrics = finish(start("plan_path_cpu", tmp_path, tied_model, *OVERRIDES, *more, **environment), tmp_path)

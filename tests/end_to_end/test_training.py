@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import statistics
 from pathlib import Path
@@ -23,12 +22,9 @@ from training_jobs import (
     SMALL,
     TRAIN_ONLY,
     Start,
-    end,
     engine_of,
     finish,
     metrics_of,
-    trained,
-    wait_for,
     wait_for_lines,
     weights,
 )
@@ -120,9 +116,7 @@ def check_records(folder: Path, metrics: dict[int, dict[str, float]]) -> None:
     assert all(metrics[step]["timing_s/record"] > 0 for step in (1, 2, 3))
 
 
-def test_only_the_trained_policy_changes_and_a_run_whose_server_died_resumes(
-    start: Start, tied_model: Path, tmp_path: Path
-) -> None:
+def test_only_the_trained_policy_changes_until_a_server_dies(start: Start, tied_model: Path, tmp_path: Path) -> None:
     # Of other shapes, trained as barely as the third, or hardly: one only answers in validation.
     for name, changes in {"untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1, "clean_steps": 5}}.items():
         make(tmp_path / name, WarmStart(**{"clean_steps": 20, "noisy_steps": 0, **changes}))  # type: ignore[arg-type]
@@ -149,28 +143,10 @@ def test_only_the_trained_policy_changes_and_a_run_whose_server_died_resumes(
     assert job.wait(timeout=TRAINING) != 0
     check_lone_learner(tmp_path, own)
     check_wiring_of(tmp_path)
-    resumed_from = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    saved = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
     log = (tmp_path / "log").read_text(errors="replace")
     assert "policy 'left': " in log
-    assert f"the last complete checkpoint is {checkpoints}/global_step_{resumed_from}" in log
-
-    # Step 3 was done but not saved, unless the run was faster than the kill.
-    if resumed_from != 2:
-        (checkpoints / "latest_checkpointed_iteration.txt").write_text("2")
-        shutil.rmtree(checkpoints / "global_step_4")
-    first = trained(tmp_path)[3]
-    shutil.rmtree(find(tmp_path))
-    job = start("plan_path_cpu", tmp_path, own["left"], *overrides, **environment)
-    # This run is killed while it saves.
-    wait_for(checkpoints / "global_step_4", job, tmp_path)
-    end(job)
-    assert trained(tmp_path)[3] == first
-    complete = checkpoints / f"global_step_{(checkpoints / 'latest_checkpointed_iteration.txt').read_text()}"
-    for folder in json.loads((complete / "policies.json").read_text()).values():
-        shards = list((complete / folder).glob("*_world_size_1_rank_0.pt"))
-        assert len(shards) == 3
-        for shard in shards:
-            torch.load(shard, weights_only=False)
+    assert f"the last complete checkpoint is {checkpoints}/global_step_{saved}" in log
 
 
 def check_lone_learner(folder: Path, models: dict[str, Path]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from fakes.scripted_policy import Numbered
 from waiting import wait_until
 
-from verl_atgrpo import Environment, EpisodeFailed, Message, Outcome, Score, stable_hash
+from verl_atgrpo import Environment, EnvironmentConfigError, EpisodeFailed, Message, Outcome, Score, stable_hash
 from verl_atgrpo.lab.evaluation.episodes import Lineup, pending, play_all, wanted
 from verl_atgrpo.lab.evaluation.results import EpisodeKey, EpisodeRow, Failure, ResultFile, read
 from verl_atgrpo.play.seeds import episode_seed
@@ -182,6 +182,28 @@ def test_a_defect_stops_the_run_and_names_the_episode(tmp_path: Path) -> None:
     assert [key.task for key in read(path).rows] == [0, 1]
 
 
+class Untold(Guess):
+    """Of a data set with a bad row."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def task(self, split: Any, index: int) -> int:
+        return index if self.where != "task" or index != 2 else {}["answer"]
+
+    def fingerprint(self, task: int) -> str:
+        return str(task) if self.where != "fingerprint" or task != 2 else None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("where", ["task", "fingerprint"])
+def test_a_task_that_cannot_be_made_is_named(where: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        EnvironmentConfigError, match=r"^at_grpo\.environment\.name='Untold': task\('val', 2\).* raised"
+    ):
+        play(tmp_path / "a.jsonl", Dice(), wanted(9, [0], 1), Untold(where), in_flight=1)
+    assert [key.task for key in read(tmp_path / "a.jsonl").rows] == [0, 1]
+
+
 class Unscored(Guess):
     async def run(self, task: int, team: Any) -> Outcome:
         if task == 1:
@@ -212,6 +234,17 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"other settings.*sampling\.temperature was 1\.0, is 0\.0; top was None"):
         ResultFile(path, {"recipe": "sums", "sampling": {"temperature": 0.0}, "top": 1}, {})
     assert path.read_bytes() == before
+
+
+def test_a_file_without_episodes_takes_other_settings(tmp_path: Path) -> None:
+    """The first try named a model that its server does not have."""
+    path = tmp_path / "a.jsonl"
+    with pytest.raises(PolicyUnusable):
+        play(path, Down(), wanted(2, [0], 1))
+    with ResultFile(path, {"recipe": "other"}, {"data_sets": {"walk": 2}}) as results:
+        results.add(EpisodeRow(0, "", 0, 0, True, 1.0, {}, 1, 1, {}, None, 0.0))
+    again = read(path)
+    assert (again.settings, len(again.rows), again.data_sets) == ({"recipe": "other"}, 1, {"walk": 2})
 
 
 @pytest.mark.parametrize("content", ["my notes", '{"format": "something else"}\n', "\n"])

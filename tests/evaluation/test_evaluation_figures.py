@@ -224,7 +224,15 @@ def test_a_paired_difference_by_hand() -> None:
     assert (found.better, found.worse, found.equal) == (3, 1, 0)
     assert found.difference.value == pytest.approx((0.5 + 1 - 1 + 0.5) / 4)
     assert found.difference.low < 0 < found.difference.high
-    assert "+25.0 points" in comparison_table(found, "a", "b")
+    table = comparison_table(found, "a", "b")
+    assert "+25.0 points" in table and "failed" not in table
+
+
+def test_a_comparison_says_how_many_episodes_failed() -> None:
+    late = Failure("rate_limit", "why")
+    first = [row(0, 0, True), row(1, 0, True)]
+    found = compare(iter(first), iter([row(0, 0, False, failed=late), row(1, 0, False, failed=late)]))
+    assert "0 of the first, 2 of the second: counted as not solved" in comparison_table(found, "a", "b")
 
 
 def test_data_sets_and_parts_are_compared_each() -> None:

@@ -14,7 +14,7 @@ from fakes.broken_files import small_model as model_at
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.lab.evaluation import sources
-from verl_atgrpo.lab.evaluation.episodes import _fingerprint
+from verl_atgrpo.lab.evaluation.episodes import _task
 from verl_atgrpo.lab.evaluation.sources import assignments, of_checkpoint, parse, weights_digest
 from verl_atgrpo.play.remote import RemoteModel
 
@@ -188,6 +188,15 @@ def test_the_header_has_what_figures_depend_on_and_not_memory(model: str) -> Non
     assert all(header != headers[0] for header in headers[2:])
 
 
+def test_another_tokenizer_is_another_evaluation(model: str, tmp_path: Path) -> None:
+    own = model_at(tmp_path / "own")
+    path = f"actor_rollout_ref.model.path={model}", f"actor_rollout_ref.model.tokenizer_path={own}"
+    headers = [plan("plan_path_cpu", path[0]).header, plan("plan_path_cpu", *path).header]
+    (own / "tokenizer_config.json").write_text('{"chat_template": "{{ messages[-1].content }}"}')
+    headers.append(plan("plan_path_cpu", *path).header)
+    assert headers[0] != headers[1] != headers[2] != headers[0]
+
+
 def test_an_engine_without_room_for_whole_answers_is_refused(model: str) -> None:
     """It would cut answers off, and say that none was."""
     with pytest.raises(ValueError, match=r"rollout\.max_model_len=70: .* rows of up to 80 tokens"):
@@ -230,6 +239,7 @@ def test_endpoints_need_no_engine_and_the_header_has_no_key_variable() -> None:
             {"agents": ["planner=a/b", "tool_user=a/b"], "policies": ["shared=c/d"]},
             "no agent has the policy 'shared'",
         ),
+        ((), {"policies": ["shared=a/b"], "checkpoint": "made"}, "--checkpoint .*global_step_2 has no effect"),
         (("actor_rollout_ref.rollout.quantization=fp8",), {"policies": ["shared=a/b"]}, "rollout.quantization=fp8"),
         (("+actor_rollout_ref.model.lora_adapter_path=x",), {}, "lora_adapter_path=x"),
         (("at_grpo.environment.colour=red",), {}, "environment.colour"),
@@ -242,7 +252,11 @@ def test_endpoints_need_no_engine_and_the_header_has_no_key_variable() -> None:
         (("actor_rollout_ref.rollout.val_kwargs.do_sample=false",), {}, "val_kwargs.do_sample=false"),
     ],
 )
-def test_invalid_options_are_refused(overrides: Sequence[str], options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(
+    overrides: Sequence[str], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    if "checkpoint" in options:
+        options = {**options, "checkpoint": checkpoint(tmp_path, "shared")}
     with pytest.raises(ValueError, match=message):
         plan("plan_path_cpu", *overrides, **options)
 
@@ -344,9 +358,7 @@ def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: p
         with ResultFile(tmp_path / name, plan.header, {"data_sets": {"easy": 1, "hard": 1}}) as results:
             for task, success in enumerate((True, second)):
                 usage = {"planner": AgentUsage("shared", 1, 50, 10, 0)}
-                found = (
-                    "other" if success is None else _fingerprint(plan.environment, plan.environment.task("val", task))
-                )
+                found = "other" if success is None else _task(plan.environment, task)[2]
                 results.add(EpisodeRow(task, found, 0, 0, bool(success), 1.0, {}, 1, 1, usage, None, 0.1))
     assert "avg@1                                50.0%" in command.evaluate(options, tmp_path / "a.jsonl")
     compared = command.compare(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
@@ -357,7 +369,7 @@ def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: p
         command.evaluate(options, tmp_path / "c.jsonl")
 
 
-def adapter(folder: Path, base: str, rank: int) -> str:
+def adapter(folder: Path, base: str | None, rank: int) -> str:
     """Writes an empty adapter in peft's format."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
@@ -395,3 +407,18 @@ def test_adapters_of_one_base_are_played_by_one_engine(tmp_path: Path, monkeypat
     mixed = plan(*given, policies=[f"planner={moved}"])
     assert mixed.players["tool_user"].engine == mixed.players["planner"].engine
     assert mixed.players["tool_user"].adapter is None
+
+
+def test_an_adapter_on_the_recipes_model_is_played_by_any_of_its_names(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(model)
+    bases = [None, model, "model", "link"]
+    for number, base in enumerate(bases):
+        given = adapter(tmp_path / f"adapter_{number}", base, 4)
+        for path in (model, "model", "link"):
+            made = plan("plan_path_cpu", f"actor_rollout_ref.model.path={path}", policies=[f"shared={given}"])
+            assert made.players["shared"].adapter["lora_path"] == given
+    with pytest.raises(ValueError, match="was trained on link, and"):
+        plan("plan_path_cpu", f"actor_rollout_ref.model.path={tmp_path}", policies=[f"shared={given}"])

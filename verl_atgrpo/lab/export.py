@@ -31,7 +31,7 @@ class _ModelConfig(BaseModel):
 
 
 class _AdapterConfig(BaseModel):
-    base_model_name_or_path: str
+    base_model_name_or_path: str | None = None
     r: int
 
 
@@ -41,7 +41,7 @@ class Adapter:
 
     folder: str
     base: str
-    """The model that it was trained on."""
+    """The model that it was trained on; empty if peft's file does not say."""
     rank: int
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ def check_adapter(folder: Path) -> Adapter:
     """Returns the adapter in a folder; raises FileError or OSError if it is not whole."""
     config = read_json(folder / ADAPTER_CONFIG, _ADAPTERS, "peft's configuration of an adapter on a base model")
     check_safetensors(folder / ADAPTER_WEIGHTS)
-    return Adapter(str(folder), config.base_model_name_or_path, config.r)
+    return Adapter(str(folder), config.base_model_name_or_path or "", config.r)
 
 
 def _export_policy(source: Path, target: Path) -> None:

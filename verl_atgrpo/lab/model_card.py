@@ -11,7 +11,7 @@ from verl_atgrpo import __version__
 from verl_atgrpo.files import HUB_NAME, FileError
 from verl_atgrpo.lab.evaluation import figures, results
 from verl_atgrpo.lab.export import number_of
-from verl_atgrpo.lab.report import records
+from verl_atgrpo.lab.report import counted, records
 from verl_atgrpo.lab.report.learning_curve import SUCCESS
 
 CARD = "README.md"
@@ -62,6 +62,8 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
     if measured is not None:
         success, interval = measured.success, f"{measured.success.low:.1%} to {measured.success.high:.1%}"
         evaluation = f"{success.value:.1%} of {measured.tasks} tasks solved, 95% interval {interval}"
+        if failed := sum(measured.failed.values()):
+            evaluation += f"; {counted(failed, 'episode')} failed and count as not solved"
     tokens = sum(float(data.get(_TOKENS, 0.0)) for number, data in run.metrics.items() if number <= step)
     lines = {
         "base": base,

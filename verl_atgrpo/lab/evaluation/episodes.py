@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from verl_atgrpo.lab.evaluation.results import AgentUsage, EpisodeKey, EpisodeRow, Failure, ResultFile
 from verl_atgrpo.play.environment import Environment, play
@@ -16,7 +17,7 @@ from verl_atgrpo.play.sampler import Sampler
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EVALUATE, Decision, EpisodeFailed, Outcome, PolicyUnusable, TeamOptions
-from verl_atgrpo.play.user_code import contained
+from verl_atgrpo.play.user_code import asking
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +61,17 @@ def check_tasks(environment: Environment, rows: Iterable[EpisodeRow]) -> None:
     known: dict[int, str] = {}
     for row in rows:
         if row.task not in known:
-            known[row.task] = _fingerprint(environment, environment.task("val", row.task))
+            known[row.task] = _task(environment, row.task)[2]
         if row.fingerprint != known[row.task]:
             raise ValueError(f"task {row.task} has changed since its episodes were played: name another file")
 
 
-def _fingerprint(environment: Environment, task: object) -> str:
-    return hashlib.blake2b(environment.fingerprint(task).encode(), digest_size=16).hexdigest()
+def _task(environment: Environment, index: int) -> tuple[Any, Sequence[str], str]:
+    """Returns a validation task, its opponents and its fingerprint, or raises EnvironmentConfigError."""
+    with asking(type(environment).__name__, f"task('val', {index}), its opponents or its fingerprint"):
+        task = environment.task("val", index)
+        text = environment.fingerprint(task).encode()
+        return task, environment.opponents(task), hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 async def play_all(
@@ -103,11 +108,11 @@ async def play_all(
 async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) -> EpisodeRow:
     """Plays an episode with the seeds of validation during training; a failed one is a row with `failed`.
 
-    Raises PolicyUnusable if a policy cannot answer any request, RuntimeError if the environment has a defect.
+    Raises PolicyUnusable if a policy cannot answer any request, RuntimeError if the environment has a defect,
+    EnvironmentConfigError if it cannot make the task.
     """
-    with contained(f"{type(environment).__name__}.task"):
-        task = environment.task("val", key.task)
-        lineup = lineup.against(environment.opponents(task))
+    task, opponents, fingerprint = _task(environment, key.task)
+    lineup = lineup.against(opponents)
     team = Team(
         lineup.samplers,
         TeamOptions(),
@@ -130,7 +135,7 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
     decided = Counter(decision.agent for decision in team.decisions)
     return EpisodeRow(
         task=key.task,
-        fingerprint=_fingerprint(environment, task),
+        fingerprint=fingerprint,
         seed=key.seed,
         sample=key.sample,
         success=bool(outcome.success),

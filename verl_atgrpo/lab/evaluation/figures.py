@@ -175,6 +175,8 @@ class Comparison:
     worse: int
     equal: int
     """Number of tasks on which the second's mean success is higher, lower, equal."""
+    failed: tuple[int, int]
+    """Failed episodes of the first and of the second, which count as not solved."""
     by_data_set: dict[str, tuple[float, float, Estimate]]
     """Data set, or part of a mixture -> both means and their difference."""
 
@@ -191,6 +193,7 @@ def compare(
     Their episodes per task may differ. `data_sets` (name -> number of tasks) are the first's. Raises ValueError if
     there is no common task, or if the tasks differ without `common_only`, which compares on the common ones.
     """
+    first, second = list(first), list(second)
     a, b = _success_by_problem(first), _success_by_problem(second)
     common = sorted(a.keys() & b.keys())
     left_out = len(a) - len(common), len(b) - len(common)
@@ -218,8 +221,13 @@ def compare(
         better=int((gains > 0).sum()),
         worse=int((gains < 0).sum()),
         equal=int((gains == 0).sum()),
+        failed=(_failed(first), _failed(second)),
         by_data_set=by_data_set,
     )
+
+
+def _failed(rows: Iterable[EpisodeRow]) -> int:
+    return sum(row.failed is not None for row in rows)
 
 
 def _success_by_problem(rows: Iterable[EpisodeRow]) -> Mapping[tuple[str, int], tuple[int, float]]:
@@ -274,6 +282,9 @@ def comparison_table(comparison: Comparison, first: str, second: str) -> str:
         ),
         ("tasks better, worse, equal", f"{comparison.better}, {comparison.worse}, {comparison.equal}"),
     ]
+    if any(comparison.failed):
+        one, other = comparison.failed
+        lines.append(("failed episodes", f"{one} of the first, {other} of the second: counted as not solved"))
     if left or right:
         lines.append(("tasks left out", f"{left} of the first, {right} of the second"))
     return _table(lines)

@@ -195,6 +195,8 @@ def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str,
     for name in given:
         if name not in agents.values():
             raise ValueError(f"--policy {name}=... has no effect: no agent has the policy {name!r}")
+    if options.checkpoint is not None and not {*sources} - {*given} & {*agents.values()}:
+        raise ValueError(f"--checkpoint {options.checkpoint} has no effect: all agents have --policy or --agent")
     versus: dict[str, str] = {}
     if options.versus is not None:
         other = parse(options.versus)
@@ -229,8 +231,8 @@ def _numbered(players: Mapping[str, Player]) -> dict[str, Player]:
 def _check_base(key: str, adapter: Adapter, path: str) -> None:
     """Raises ValueError if an adapter's base is there and is not the recipe's model."""
     trained_on = Path(adapter.base)
-    moved = trained_on.is_absolute() and not trained_on.is_dir()
-    if not moved and trained_on != (Path(path).resolve() if Path(path).is_dir() else Path(path)):
+    moved = not adapter.base or (trained_on.is_absolute() and not trained_on.is_dir())
+    if not moved and trained_on.resolve() != Path(path).resolve():
         raise ValueError(
             f"{adapter}: the adapter was trained on {adapter.base}, and {key}.model.path={path}; set that to its base"
         )
@@ -282,7 +284,7 @@ _OF_THE_MACHINE = (
     *("gpu_memory_utilization", "kv_cache_memory_bytes", "tensor_parallel_size", "data_parallel_size", "block_size"),
 )
 """Engine arguments that the model's answers do not depend on, but for rounding."""
-_OF_THE_MODEL = ("custom_chat_template", "override_config")
+_OF_THE_MODEL = ("custom_chat_template", "override_config", "tokenizer_path", "hf_config_path", "external_lib")
 
 
 def _described(player: Player) -> dict[str, Any]:
@@ -296,6 +298,8 @@ def _described(player: Player) -> dict[str, Any]:
         model = OmegaConf.to_container(player.model or OmegaConf.create(), resolve=True)
         assert isinstance(model, dict)
         described["model"] = {name: model.get(name) for name in _OF_THE_MODEL if model.get(name)}
+        if model.get("tokenizer_path"):
+            described["tokenizer"] = weights_digest(model["tokenizer_path"])
         described["tool_format"] = player.tool_format
     return described
 

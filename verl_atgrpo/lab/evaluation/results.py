@@ -180,6 +180,9 @@ class ResultFile:
             raise BlockingIOError(f"{path}: another evaluation writes to it") from error
         known = read(path)
         if known.settings and (different := differences(known.settings, settings)):
+            if not known.rows:  # nothing to mix: it ended before its first episode, at a mistyped model, say
+                os.truncate(path, 0)
+                return self._open(path, settings, made_by)
             raise ValueError(f"{path} was made with other settings, name another file: {'; '.join(different)}")
         content = path.read_bytes()
         last = content.rfind(b"\n") + 1

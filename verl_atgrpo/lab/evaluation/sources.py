@@ -43,7 +43,7 @@ def parse(text: str) -> Source:
 
 
 def weights_digest(path: str) -> str | None:
-    """Returns a digest of a folder's weights, or None for a name on the hub.
+    """Returns a digest of a folder's weights and tokenizer, or None for a name on the hub.
 
     Uses names, sizes and samples of large files: whole ones take minutes to read.
     """
@@ -51,7 +51,7 @@ def weights_digest(path: str) -> str | None:
         return None
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(Path(path).iterdir()):
-        if file.suffix in (".safetensors", ".bin", ".json", ".jinja"):
+        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".model"):
             size = file.stat().st_size
             digest.update(f"{file.name}\x1f{size}\x1f".encode())
             with file.open("rb") as data:

@@ -6,6 +6,7 @@ The policy runs in this process with Hugging Face's `generate`, without server o
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.tools import Tool
 from verl_atgrpo.play.types import EVALUATE, EpisodeRecord, Generation, ReplyLimits, TeamOptions
 from verl_atgrpo.train.chat import Chat
+
+logger = logging.getLogger(__name__)
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, END, "<|user|>", "<|assistant|>", "<|system|>", "<|unknown|>")
@@ -85,7 +88,7 @@ class LocalPolicy:
         self._chat = Chat(tokenizer)
         self._max_response_length = max_response_length
         self._seed = seed
-        self._waiting: list[tuple[list[int], asyncio.Future[Generation]]] = []
+        self._waiting: list[tuple[list[int], ReplyLimits, asyncio.Future[Generation]]] = []
         self._scheduled = False
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
@@ -99,15 +102,10 @@ class LocalPolicy:
     async def generate(
         self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: ReplyLimits | None = None
     ) -> Generation:
-        """Samples an answer in a batch with concurrent requests; ignores `seed`, because a batch has one seed.
-
-        Raises ValueError for a length or stop texts of its own, because a batch has one.
-        """
-        if limits is not None and (limits.max_tokens is not None or limits.stop):
-            raise ValueError(f"a LocalPolicy has no limits for single answers: {limits}")
+        """Samples an answer in a batch with concurrent requests; ignores `seed`, because a batch has one seed."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
-        self._waiting.append((prompt_ids, future))
+        self._waiting.append((prompt_ids, limits or ReplyLimits(), future))
         if not self._scheduled:
             self._scheduled = True
             # All episodes that can continue send their requests before the timer, and join this batch.
@@ -116,14 +114,15 @@ class LocalPolicy:
 
     def _answer(self) -> None:
         batch, self._waiting, self._scheduled = self._waiting, [], False
-        for (_, future), generation in zip(batch, self._sample([ids for ids, _ in batch]), strict=True):
+        rows = self._sample([ids for ids, *_ in batch])
+        for (_, limits, future), row in zip(batch, rows, strict=True):
             if not future.cancelled():
-                future.set_result(generation)
+                future.set_result(self._generation(row[: limits.max_tokens], limits))
 
     @torch.no_grad()
-    def _sample(self, prompts: Sequence[list[int]]) -> list[Generation]:
+    def _sample(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+        """Returns a row of tokens for each prompt; what follows an end is padding."""
         torch.manual_seed(stable_hash(self._seed, len(prompts), prompts[0]) % 2**31)
-        end = self.tokenizer.eos_token_id
         padded = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
         output = self.model.generate(
             **padded,
@@ -133,14 +132,17 @@ class LocalPolicy:
             top_k=0,
             top_p=1.0,
             pad_token_id=self.tokenizer.pad_token_id,
-            eos_token_id=end,
+            eos_token_id=self.tokenizer.eos_token_id,
         )
-        generations = []
-        for row in output[:, padded["input_ids"].shape[1] :].tolist():
-            tokens = row[: row.index(end) + 1] if end in row else row
-            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-            generations.append(Generation(tokens, [], text, truncated=end not in row))
-        return generations
+        rows: list[list[int]] = output[:, padded["input_ids"].shape[1] :].tolist()
+        return rows
+
+    def _generation(self, row: list[int], limits: ReplyLimits) -> Generation:
+        end = self.tokenizer.eos_token_id
+        tokens = row[: row.index(end) + 1] if end in row else row
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        cut = limits.cut(text)
+        return Generation(tokens, [], cut, truncated=end not in row and cut == text)
 
 
 def evaluate(environment: Environment, policy: LocalPolicy, tasks: int) -> list[EpisodeRecord]:
@@ -148,8 +150,15 @@ def evaluate(environment: Environment, policy: LocalPolicy, tasks: int) -> list[
 
     async def run() -> list[EpisodeRecord]:
         samplers = dict.fromkeys(environment.agents, policy)
-        teams = [Team(samplers, TeamOptions(), EVALUATE, episode_id=str(index)) for index in range(tasks)]
+        teams = [
+            Team(samplers, TeamOptions(), EVALUATE, episode_id=str(index), on_score_error=_log)
+            for index in range(tasks)
+        ]
         episodes = (play(environment, environment.task("val", index), team) for index, team in enumerate(teams))
         return await asyncio.gather(*episodes)
 
     return asyncio.run(run())
+
+
+def _log(agent: str, turn: int, reply: str, error: Exception) -> None:
+    logger.warning("agent %r, turn %d: scoring %.200r raised %r", agent, turn, reply, error)

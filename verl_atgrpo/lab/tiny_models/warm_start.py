@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,12 @@ class WarmStart:
 
     @classmethod
     def of(cls, environment: str, **changes: Any) -> WarmStart:
-        """Returns the settings for an environment, with `changes`."""
-        return cls(environment, **{**demonstrator_of(environment).training, **changes})
+        """Returns the settings for an environment, with `changes`; raises ValueError for one that there is not."""
+        settings = {**demonstrator_of(environment).training, **changes}
+        known = [one.name for one in fields(cls)][1:]
+        if unknown := [name for name in settings if name not in known]:
+            raise ValueError(f"{environment}: training has {', '.join(unknown)}; the settings are {', '.join(known)}")
+        return cls(environment, **settings)
 
     @property
     def demonstrator(self) -> Demonstrator:
@@ -86,6 +90,10 @@ def _loss(policy: LocalPolicy, demonstrations: Sequence[Demonstration]) -> torch
 
     def token(name: str) -> int:
         identifier: int = tokenizer.eos_token_id if name == END else tokenizer.convert_tokens_to_ids(name)
+        if identifier == tokenizer.unk_token_id:
+            raise ValueError(
+                f"a demonstration's token {name!r} is not in the tokenizer: name it in Demonstrator.words"
+            )
         return identifier
 
     texts, rows, columns, targets = [], [], [], []
@@ -166,7 +174,9 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     the training, if the folder cannot be written.
     """
     file = directory / _FILE
-    follows_from = {**asdict(settings), "options": dict(settings.demonstrator.options)}
+    shown = settings.demonstrator
+    follows_from = {**asdict(settings), "options": dict(shown.options), "words": [*shown.words]}
+    follows_from |= {"response_length": shown.response_length, "demonstrations": _digest(shown)}
     if not force:
         if file.exists():
             return _kept(file, follows_from)
@@ -178,15 +188,21 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     return known
 
 
+def _digest(demonstrator: Demonstrator) -> int:
+    """Returns a number that another way to demonstrate changes."""
+    env, rng = demonstrator.make_environment(), random.Random(0)
+    shown = [demonstrator.demonstrate(env, rng, 0.5) for _ in range(8)]
+    return stable_hash("demonstrations", [(one.prompt, one.answer, one.choices) for one in shown])
+
+
 def _kept(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of an existing `warm_start.json`; raises FileError if it was made with other settings."""
     try:
         known = read_json(file, _KNOWN, "the settings of a starting model")
-        if known.settings == settings:
-            check_model(file.parent)
+        check_model(file.parent)
     except (FileError, FileNotFoundError) as error:
         raise FileError(f"{error}; make it again with --force") from error
-    for name in (*settings, *known.settings):
+    for name in known.settings:  # older versions kept fewer
         if known.settings.get(name) != settings.get(name):
             raise FileError(
                 f"{file}: the model was made with {name}={known.settings.get(name)!r}, not {settings.get(name)!r}; "
