@@ -31,7 +31,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/sandbox": 1_290,
     "verl_atgrpo/train/serving": 1_890,
     "verl_atgrpo/lab/tiny_models": 720,
-    "verl_atgrpo/train/trainer": 2_870,
+    "verl_atgrpo/train/trainer": 2_880,
     "environments": 9_610,
     "recipes": 1_090,
     "benchmarks": 5_290,

@@ -334,6 +334,13 @@ def test_without_local_scores_groups_of_unsolved_episodes_are_stuck() -> None:
         assert metrics["agent/solo/stuck_groups"] == stuck
 
 
+def test_a_score_for_the_form_alone_does_not_hide_wrong_answers() -> None:
+    progress = AgentProgress()
+    follow(progress, played(True, [0.1, 0.1, 0.0], [1.0, 0.0, 0.0]))
+    for success, team, stuck in ((False, 0.0, 1.0), (True, 1.0, 0.0)):
+        assert follow(progress, played(success, [0.1, 0.1], [team, team]))["agent/solo/stuck_groups"] == stuck
+
+
 def test_a_warning_names_an_agent_that_has_collapsed(caplog: pytest.LogCaptureFixture) -> None:
     progress = AgentProgress()
     right, wrong = played(True, [1.0, 0.05]), played(False, [0.05, 0.05])

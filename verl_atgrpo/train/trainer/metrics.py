@@ -137,14 +137,15 @@ class AgentProgress:
     """Follows each agent's rewards over the steps, and warns of one that has collapsed.
 
     A group teaches nothing if it has no signal. It is stuck if its candidates are wrong as well: their local
-    scores are in the lower half of the agent's range so far (a right answer may cost a little, as with further words)
-    or, for an agent without local scores, the episode is not solved.
+    scores are in the lower half of the agent's range so far (a right answer may cost a little, as with further words).
+    Where local scores make up less than a third of the range of rewards, as one for the form of an answer does, the
+    candidates are wrong if the episode is not solved.
     """
 
     STUCK_SHARE, STUCK_STEPS = 0.8, 10
 
     def __init__(self) -> None:
-        self._highest: dict[str, float] = {}
+        self._reward: dict[str, tuple[float, float]] = {}
         self._local: dict[str, tuple[float, float]] = {}
         self._stuck: dict[str, int] = defaultdict(int)
 
@@ -164,13 +165,13 @@ class AgentProgress:
         for number, agent in enumerate(map(str, names)):
             any_signal, local, any_solved = (column[label == number] for column in highest)
             rewards, locals_ = (column[agent_of_row == number] for column in (reward, local_reward))
-            best = self._highest[agent] = max(self._highest.get(agent, -math.inf), rewards.max().item())
-            least, most = self._local.get(agent, (math.inf, -math.inf))
-            least, most = self._local[agent] = min(least, locals_.min().item()), max(most, locals_.max().item())
+            worst, best = self._reward[agent] = _range(rewards, self._reward.get(agent))
+            least, most = self._local[agent] = _range(locals_, self._local.get(agent))
             metrics[f"agent/{agent}/highest_reward_share"] = (rewards >= best - _SAME).double().mean().item()
             if not bool(columns.trained[agent_of_row == number].any()):
                 continue
-            wrong = local < (least + most) / 2 if most > least + _SAME else any_solved == 0
+            telling = most - least > max(_SAME, (best - worst) / 3)
+            wrong = local < (least + most) / 2 if telling else any_solved == 0
             stuck = ((any_signal == 0) & wrong).double().mean().item()
             metrics[f"agent/{agent}/stuck_groups"] = stuck
             self._count(agent, stuck)
@@ -184,6 +185,12 @@ class AgentProgress:
                 "its groups, all candidates were wrong and none had an advantage "
                 f"(agent/{agent}/stuck_groups); see docs/small_models.md"
             )
+
+
+def _range(values: Tensor, known: tuple[float, float] | None) -> tuple[float, float]:
+    """Returns the lowest and the highest of values and of those known before."""
+    least, most = known or (math.inf, -math.inf)
+    return min(least, values.min().item()), max(most, values.max().item())
 
 
 def policy_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
