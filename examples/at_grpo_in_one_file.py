@@ -6,8 +6,8 @@
 A walker stands on a grid of 5 x 5. The scout sees walker and goal, and writes a note of three compass letters, NESW.
 The pilot sees only the note, and presses three keys, ^>v<. They have three turns. Notes and keys of one episode:
 
-    step   0   success   7%   WN_ 013 32E Ss3 4<v 2W>
-    step  80   success 100%   WWW <<< WSW <<v
+    step   0   success   6%   _3N ^^v s22 2_^ <24 ps4
+    step  70   success 100%   WSW <v<
 
 The headings name the file that does each part in verl_atgrpo, where agents are LLMs on vLLM, FSDP and Ray.
 """
@@ -155,13 +155,13 @@ def update(policy: Policy, groups: list[tuple[Policy, Tensor, Tensor]], clip: fl
 
 
 def train(steps: int, roles: bool, k: int, seed: int, episodes: int = 16) -> list[float]:
-    """Trains a team; prints and returns its success on tasks that it is not trained on, every 10 steps."""
+    """Trains a team; prints and returns its success on goals that it is not trained on, every 10 steps."""
     torch.manual_seed(seed)
     cells = [(x, y) for x in range(SIZE) for y in range(SIZE)]
     tasks = [(walker, goal) for walker in cells for goal in cells if walker != goal]
     rng = random.Random(seed)
-    rng.shuffle(tasks)
-    validation, training = tasks[:100], tasks[100:]
+    held_out = rng.sample(cells, 4)  # goals: a walker comes to any cell
+    validation, training = ([task for task in tasks if (task[1] in held_out) is held] for held in (True, False))
     shared = Policy()
     policies = {"scout": shared, "pilot": Policy() if roles else shared}  # the key at_grpo.agents
     successes = []

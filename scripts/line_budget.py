@@ -32,12 +32,12 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/train/serving": 1_890,
     "verl_atgrpo/lab/tiny_models": 720,
     "verl_atgrpo/train/trainer": 2_880,
-    "environments": 9_610,
+    "environments": 9_650,
     "recipes": 1_090,
     "benchmarks": 5_290,
     "examples": 1_820,
     "scripts": 1_270,
-    "tests": 47_400,
+    "tests": 47_500,
     "docs": 30_100,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

@@ -26,7 +26,7 @@ import curves
 import planner_alone
 import results
 import study
-from variants import CRITIC, GAMES, LEVELS, MIXTURE, VARIANTS
+from variants import CRITIC, GAMES, LEVELS, MIXTURE, OPPONENTS, VARIANTS
 
 
 @pytest.mark.slow  # half a second each
@@ -90,6 +90,16 @@ def test_a_mixture_is_a_job_that_has_the_games_in_equal_shares(compose: Any, tmp
     environment = read_section(config).make_environment()
     assert environment.data_sets("val") == {"walk": 100, "walk_walls": 100, "number_search": 100}
     assert read_section(config).val_tasks == 300
+
+
+@pytest.mark.parametrize("name", OPPONENTS)
+def test_self_play_is_a_job_with_and_without_past_selves(compose: Any, tmp_path: Path, name: str) -> None:
+    game = GAMES["tic_tac_toe"]
+    overrides = study.overrides_of(game, game.variant(name), 1, tmp_path, tmp_path / "start", [])
+    config = compose(game.recipe, *overrides, "at_grpo.train_tasks=96")
+    check_run(config)
+    opponents = read_section(config).opponents
+    assert opponents is not None and opponents.past == (name == "past_selves")
 
 
 BOARD: dict[str, Any] = {"size": 9, "wall_density": 0.0, "max_turns": 2, "max_moves": 14, "style": "compact"}

@@ -69,6 +69,10 @@ class LimitedProcess:
             answer = process.stdout.readline()
         except BrokenPipeError:  # ended since the last request
             answer = ""
+        except BaseException:  # an interrupt: the next request must not read this one's answer
+            process.kill()
+            self.process = None
+            raise
         if answer:
             told = json.loads(answer)
             if "raised" in told:

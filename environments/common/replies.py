@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from verl_atgrpo.play.quoting import READ
 from verl_atgrpo.play.thoughts import split_thought
 
-_ECHO = 8
+ECHO = 8
 """Words of a prompt in a row that a reply repeats: no move and no answer is that long."""
 _PART = 3
 """Words of a question in a row that are a part of it."""
@@ -46,17 +46,17 @@ def after_thoughts(reply: str) -> str:
 
 
 def without_echo(reply: str, prompt: str) -> str:
-    """Returns a reply without the runs of `_ECHO` and more words that its prompt has, in any case and layout."""
+    """Returns a reply without the runs of `ECHO` and more words that its prompt has, in any case and layout."""
     told = prompt.casefold().split()
-    runs = {tuple(told[at : at + _ECHO]) for at in range(len(told) - _ECHO + 1)}
+    runs = {tuple(told[at : at + ECHO]) for at in range(len(told) - ECHO + 1)}
     words = list(_WORD.finditer(reply))
     said = [word[0].casefold() for word in words]
     kept, start, repeated = [], 0, -1
     for number, word in enumerate(words):
-        if tuple(said[number : number + _ECHO]) in runs:
+        if tuple(said[number : number + ECHO]) in runs:
             if number > repeated:
                 kept.append(reply[start : word.start()])
-            repeated = number + _ECHO - 1
+            repeated = number + ECHO - 1
             start = words[repeated].end()
     return "".join([*kept, reply[start:]])
 

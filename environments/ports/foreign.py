@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,11 @@ def canonical(value: object, _parents: tuple[int, ...] = ()) -> str:
     if type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
         return f"{type(value).__name__}{inner(vars(value))}"
     return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
+
+
+def unseeded(game: object, seed: int) -> dict[str, object]:
+    """Returns a game's attributes without those that are its seed, by which equal openings would differ."""
+    return {name: value for name, value in vars(game).items() if not isinstance(value, Integral) or value != seed}
 
 
 def line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from verl_atgrpo import EnvironmentConfigError, stable_hash
 from verl_atgrpo.environments.common.options import check_installed, option_error, with_options
 from verl_atgrpo.environments.common.workflow import Style
-from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load, seeded
+from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load, seeded, unseeded
 from verl_atgrpo.environments.ports.replayed_game import Move, Refused, ReplayedGame
 
 _MARK = "Action:"
@@ -58,7 +58,7 @@ class PettingZooGame(ReplayedGame):
         """Returns the environment after reset(seed=seed)."""
         env = self._make(**self._options)
         env.reset(seed=seed)
-        return _Running(env, self)
+        return _Running(env, self, seed)
 
     def _task_key(self, task: int) -> str:
         """Returns what the option `task_key` returns for a game after its reset, or the fingerprint."""
@@ -133,8 +133,8 @@ PettingZooGame.task_key = PettingZooGame._task_key  # type: ignore[method-assign
 class _Running:
     """One game in progress."""
 
-    def __init__(self, env: Any, form: PettingZooGame) -> None:
-        self._env, self._form = env, form
+    def __init__(self, env: Any, form: PettingZooGame, seed: int) -> None:
+        self._env, self._form, self._seed = env, form, seed
         self.env = env.unwrapped
         self._legal: dict[str, int] | None = None
         """Name -> action, of a Discrete space; None for a Text space."""
@@ -202,7 +202,7 @@ class _Running:
 
     def opening(self) -> str:
         env = self._env
-        return canonical([vars(env.unwrapped), [env.observe(agent) for agent in env.agents]])
+        return canonical([unseeded(env.unwrapped, self._seed), [env.observe(agent) for agent in env.agents]])
 
     def close(self) -> None:
         self._env.close()

@@ -125,6 +125,10 @@ class ReasoningGym(Environment):
         for name in named:
             if name not in DATASETS or (mixed and name == "composite"):
                 raise option_error(f"{self.where}: reasoning-gym has no data set {name!r}")
+            if name == "codeio":
+                raise option_error(
+                    f"{self.where}: 'codeio' runs its programs in this process to make a task; leave it out"
+                )
         self._modules = sorted({DATASETS[name][0].__module__ for name in named})
         try:
             task = self._draw(0)

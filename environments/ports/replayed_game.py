@@ -214,7 +214,8 @@ class TurnGame(Environment):
                 returns[name] += reward
             replies, position = (*replies, reply.text), after
         mean = _mean([returns[name] for name in side])
-        over = position.asked is None or (refused and position.asked[0] not in side)
+        lost = refused and self.on_illegal == "end"  # by whose reply the game has no rule for
+        over = position.asked is None or (lost and position.asked[0] not in side)
         success = over and mean >= self.success_return - _ROUNDING
         metrics = {"steps": float(steps), "illegal": float(illegal)}
         return Outcome(success, mean, metrics | {f"return_{name}": total for name, total in returns.items()})

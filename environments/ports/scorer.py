@@ -19,6 +19,8 @@ from verl_atgrpo.environments.ports.foreign import FAULTS, seeded
 CPU_SECONDS = 2.0
 """CPU time of one score; a usual one takes less than a hundredth."""
 MEMORY_BYTES = 4 << 30
+_SIZES = {"acre": 5}
+"""Sizes of data sets that have all their kinds of questions only from there on."""
 
 
 class _Evaluated(Exception):
@@ -52,16 +54,17 @@ class _Guard:
 
 
 def draw(dataset: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Mapping[str, Any]]:
-    """Returns a data set of size 1 and its entry."""
+    """Returns a data set and one of its entries."""
     from reasoning_gym import create_dataset
     from reasoning_gym.composite import DatasetSpec
 
     options = dict(options)
     if dataset == "composite":
         options["datasets"] = [DatasetSpec(**{"config": {}, "weight": 1.0, **part}) for part in options["datasets"]]
+    size = _SIZES.get(dataset, 1)
     with seeded(seed):
-        made = create_dataset(dataset, seed=seed, size=1, **options)
-        return made, made[0]
+        made = create_dataset(dataset, seed=seed, size=size, **options)
+        return made, made[seed % size]
 
 
 def main() -> None:

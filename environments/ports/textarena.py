@@ -12,9 +12,9 @@ from typing import Any
 
 from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.common.limited import LimitedProcess
-from verl_atgrpo.environments.common.options import Players, check_installed, with_options
-from verl_atgrpo.environments.common.replies import without_echo
-from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, seeded
+from verl_atgrpo.environments.common.options import Players, check_installed, option_error, with_options
+from verl_atgrpo.environments.common.replies import ECHO, without_echo
+from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, seeded, unseeded
 from verl_atgrpo.environments.ports.replayed_game import Move, Position, ReplayedGame, logger
 from verl_atgrpo.play.quoting import READ
 
@@ -49,7 +49,7 @@ class TextArenaGame(ReplayedGame):
 
         game = textarena.make(self.game, **self._options)
         game.reset(num_players=self.players, seed=seed)
-        return _Running(game, self.where)
+        return _Running(game, self, seed)
 
     async def after(self, seed: int, replies: Sequence[str], position: Position, reply: str) -> Position | None:
         """Returns the position after `reply`, played in a process under limits (`player`); None beyond them."""
@@ -94,9 +94,11 @@ class TextArenaGame(ReplayedGame):
 class _Running:
     """One game in progress."""
 
-    def __init__(self, game: Any, where: str) -> None:
-        self._game, self._where = game, where
+    def __init__(self, game: Any, form: TextArenaGame, seed: int) -> None:
+        self._game, self._form, self._seed = game, form, seed
         self._over = False
+        self._said: list[str] = []
+        """What players have played, which the game quotes."""
         self._asked: tuple[str, str] | None = None
 
     def asked(self) -> tuple[str, str] | None:
@@ -106,9 +108,9 @@ class _Running:
             player, text = self._game.get_observation()
             if not isinstance(text, str):
                 raise EnvironmentConfigError(
-                    f"{self._where}: its observations are no texts; use its name without -raw"
+                    f"{self._form.where}: its observations are no texts; use its name without -raw"
                 )
-            self._asked = f"player_{player}", text.strip()
+            self._asked = self._named(player), text.strip()
         return self._asked
 
     def play(self, reply: str) -> Move:
@@ -116,13 +118,23 @@ class _Running:
         player = state.current_player_id
         errors, barred = getattr(state, "error_count", 0), self._barred(player)
         asked = self.asked()
-        said = without_echo(reply[-READ:], "" if asked is None else asked[1])
-        self._over, _ = self._game.step(action=said.strip()[-_READ:])
+        told = "" if asked is None else asked[1]
+        for earlier in self._said:  # a player may say again what was played
+            told = told.replace(earlier, "\n")
+        said = without_echo(reply[-READ:], told).strip()[-_READ:]
+        if len(said.split()) >= ECHO:  # less is no run, and would tear those of the game's text
+            self._said.append(said)
+        self._over, _ = self._game.step(action=said)
         given = (self._game.close()[0] or {}) if self._over else {}
-        rewards = {f"player_{number}": float(reward) for number, reward in given.items()}
+        rewards = {self._named(number): float(reward) for number, reward in given.items()}
         self._asked = None
         legal = getattr(state, "error_count", 0) <= errors and self._barred(player) == barred
         return Move(rewards, legal)
+
+    def _named(self, player: int) -> str:
+        if player >= (players := len(self._form.agents)):
+            raise option_error(f"players={players}: {self._form.game} has a player_{player}; raise it")
+        return f"player_{player}"
 
     def _barred(self, player: int) -> bool:
         return bool(getattr(self._game.state, "game_info", {}).get(player, {}).get("invalid_move"))
@@ -131,7 +143,7 @@ class _Running:
         game = self._game
         while hasattr(game, "env"):  # wrappers hold only observations
             game = game.env
-        return canonical({**vars(game), "state": vars(game.state)})
+        return canonical({**unseeded(game, self._seed), "state": unseeded(game.state, self._seed)})
 
     def close(self) -> None:
         """Does nothing: the game holds no resources."""

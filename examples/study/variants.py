@@ -288,6 +288,11 @@ MIXTURE: Mapping[str, Variant] = {
     ),
 }
 """Three games told in words in one run, to compare with a run of each on a third of the tokens."""
+OPPONENTS: Mapping[str, Variant] = {
+    "past_selves": Variant("against itself and its past selves"),
+    "current_self": Variant("against itself as it is", ("at_grpo.opponents.past=0", "~at_grpo.policies.player.base")),
+}
+"""Self-play, validated as games that are not lost to a random and to a perfect player."""
 SETTINGS: Mapping[str, Variant] = {
     "clip_1": Variant("gradients clipped to 1", ("actor_rollout_ref.actor.optim.clip_grad=1",)),
     "team_grpo_clip_1": Variant(
@@ -364,6 +369,7 @@ GAMES: Mapping[str, Game] = {
     "walk": _told_in_words("walk", 15_000, {**WORDS, **SETTINGS}),
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
+    "tic_tac_toe": Game("tic_tac_toe_cpu", 250_000, "tic_tac_toe", 2e-3, OPPONENTS, test_every=10),
     "mixture": replace(
         _told_in_words("walk", 36_000, MIXTURE),
         test_every=6,
@@ -378,5 +384,5 @@ GAMES: Mapping[str, Game] = {
         ),
     ),
 }
-ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **MIXTURE, **UPDATES, **LEVELS, **CRITIC}
+ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **MIXTURE, **OPPONENTS, **UPDATES, **LEVELS, **CRITIC}
 """All names of variants, in the order of tables."""

@@ -89,6 +89,18 @@ def test_one_that_ended_between_requests_is_replaced(shared: LimitedProcess) -> 
     assert pid(shared) != before
 
 
+def test_after_an_interrupt_no_answer_is_another_requests(
+    shared: LimitedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(limited.select, "select", interrupted)
+        shared.ask({"do": "echo", "say": "first"})
+    assert shared.ask({"do": "echo", "say": "second"}) == "second"
+
+
 def test_threads_take_turns(shared: LimitedProcess) -> None:
     with ThreadPoolExecutor(8) as executor:
         asked: list[Any] = [{"do": "echo", "say": number} for number in range(100)]

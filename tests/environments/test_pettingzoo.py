@@ -127,6 +127,14 @@ def test_an_opponent_that_answers_illegally_has_lost(on_illegal: str) -> None:
             assert not record.outcome.success and found[f"return_{side}"] == pytest.approx(before)
 
 
+def test_a_game_that_is_cut_off_after_an_illegal_reply_is_not_over() -> None:
+    game = {"env": f"{THIS}:uneven", "actions": ["up", "down"], "style": "compact", "team": "turns"}
+    env = make("pettingzoo", **game, max_steps=2, on_illegal="again", success_return=-9.0)
+    nonsense = dict.fromkeys(("north", "south"), lambda prompt, k: "sideways")
+    for index in range(4):
+        assert not scripted(env, env.task("train", index), nonsense).outcome.success
+
+
 def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_repeats_the_prompt() -> None:
     replies = ["sideways", "Action: up", "up", "UP", " "]
     team = walkers(lambda prompt, k: replies[k % 5])
@@ -237,6 +245,11 @@ def test_openings_decide_the_split_and_a_single_one_is_refused() -> None:
         make("pettingzoo", **alike)
     env = make("pettingzoo", **alike, shared_openings=True)
     assert env.fingerprint(env.task("train", 0)) == env.fingerprint(env.task("val", 0))
+
+
+def test_a_seed_that_the_environment_keeps_does_not_hide_that_openings_are_equal() -> None:
+    with pytest.raises(EnvironmentConfigError, match=r"all its seeds make the same opening"):
+        make("pettingzoo", env=f"{THIS}:keeping", actions=["up", "down"])
 
 
 @pytest.mark.slow
@@ -376,6 +389,14 @@ boxes = variant(action_space=lambda self, agent: Box(0, 1))
 numbers = variant(observe=lambda self, agent: [self.places[agent], self.moves])
 nameless = variant(observe=lambda self, agent: meeting.Meeting.observe(self, agent).partition(". ")[2])
 alike = variant(reset=lambda self, seed=None, options=None: meeting.Meeting.reset(self, 0, options))
+
+
+def _keep(self: Any, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+    self.drawn_from = np.int64(seed or 0)
+    meeting.Meeting.reset(self, 0, options)
+
+
+keeping = variant(reset=_keep)
 counted, unsteady = Counted, Unsteady
 
 

@@ -100,6 +100,13 @@ def test_data_sets_with_partial_scores_or_raising_scorers_keep_it_too(dataset: s
 
 
 @pytest.mark.slow
+def test_all_kinds_of_a_data_sets_questions_are_drawn() -> None:
+    env = make("reasoning_gym", dataset="acre")
+    answers = [env.task("train", index).entry["answer"] for index in range(60)]
+    # 23% of 300 in one data set of theirs; 42% if only the kind with most of them is drawn, as in those of one question.
+    assert 0 < answers.count("undetermined") < 0.3 * len(answers)
+
+
 def test_a_composite_keeps_it_and_scores_each_task_by_its_own_data_set() -> None:
     check_environment(here("reasoning_gym"), MIXED, gold=gold("full"), tasks=6, episodes=1, bounds=(0, 1))
     env = make("reasoning_gym", **MIXED)
@@ -352,6 +359,8 @@ def test_a_draft_is_scored_like_an_answer_and_the_checker_decides() -> None:
         ({"dataset": "composite"}, "options.datasets is a list"),
         ({"dataset": "composite", "options": {"datasets": [{"name": "composite"}]}}, "no data set 'composite'"),
         ({"dataset": "simple_integration"}, "evaluates replies"),
+        ({"dataset": "codeio"}, "'codeio' runs its programs in this process"),
+        ({"dataset": "composite", "options": {"datasets": [{"name": "codeio"}]}}, "'codeio' runs its programs"),
         pytest.param(
             {"dataset": "ransom_note"},
             "another question of 'ransom_note' .*PYTHONHASHSEED=0 for all",

@@ -11,7 +11,7 @@ import pytest
 
 textarena = pytest.importorskip("textarena")
 
-from fakes.scripted_episodes import here, scripted
+from fakes.scripted_episodes import here, prompt_of, scripted
 
 from verl_atgrpo import EnvironmentConfigError, Outcome, Score, ScriptedTeam, check_environment, make, play
 from verl_atgrpo.play.testing import Script
@@ -143,6 +143,22 @@ def test_options_are_refused_with_one_line(options: dict[str, Any], message: str
     with pytest.raises(EnvironmentConfigError, match=message) as caught:
         make("textarena", **options)
     assert str(caught.value).startswith("at_grpo.environment.") and "\n" not in str(caught.value)
+
+
+def test_a_game_of_more_players_than_the_recipe_has_is_named() -> None:
+    """Not every game asserts their number when it is made."""
+    env = make("textarena", game="QuantumTicTacToe-v0", shared_openings=True)
+    with pytest.raises(EnvironmentConfigError, match=r"players=1: QuantumTicTacToe-v0 has a player_1; raise it"):
+        scripted(env, env.task("train", 0), alone(lambda prompt, k: "[0,1]"))
+
+
+def test_a_move_may_be_said_again_in_the_same_words() -> None:
+    """The game's text has what players said before."""
+    env = make("textarena", game="PigDice-v0", players=2, shared_openings=True, max_steps=6)
+    said = "My turn total is still low, so I roll the die once more: [roll]"
+    record = scripted(env, env.task("train", 0), dict.fromkeys(env.agents, lambda prompt, k: said))
+    assert record.outcome.metrics["illegal"] == 0 and len(record.decisions) == 6
+    assert said.casefold() in str(prompt_of(record.decisions[-1])).casefold()
 
 
 @pytest.mark.parametrize(
