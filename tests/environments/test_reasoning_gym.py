@@ -103,7 +103,7 @@ def test_data_sets_with_partial_scores_or_raising_scorers_keep_it_too(dataset: s
 def test_all_kinds_of_a_data_sets_questions_are_drawn() -> None:
     env = make("reasoning_gym", dataset="acre")
     answers = [env.task("train", index).entry["answer"] for index in range(60)]
-    # 23% of 300 in one data set of theirs; 42% if only the kind with most of them is drawn, as in those of one question.
+    # 23% of 300 in one of their data sets; 42% if only one kind is drawn, as from those of one question.
     assert 0 < answers.count("undetermined") < 0.3 * len(answers)
 
 
