@@ -18,8 +18,9 @@ at_grpo:
   candidates: 8
 ```
 
-`--config-dir=<folder> --config-name=<file>` finds it. On the command line keys of `at_grpo:` need no `+`. What cannot
-work is refused before Ray starts, with what to set instead.
+`--config-dir=<folder> --config-name=<file>` finds it. On the command line keys of `at_grpo:` need no `+`, further
+ones inside a section do: `+at_grpo.environment.min_distance=2`. `~at_grpo.agents +at_grpo.agents={...}` replaces a
+section. What cannot work is refused before Ray starts, with what to set instead.
 
 Editors with a YAML language server complete and check a recipe whose first line is `# yaml-language-server:
 $schema=at_grpo.schema.json`, after `verl-atgrpo schema > at_grpo.schema.json`.

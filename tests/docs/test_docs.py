@@ -104,6 +104,10 @@ def test_the_documented_recipe_would_start(documented: Path) -> None:
     config = compose("sums", folder=documented)
     check_run(config)
     assert config.at_grpo.environment.name == "sums:Sums"
+    (documented / "on_a_gpu.yaml").write_text(block("yaml", 1))
+    config = compose("on_a_gpu", folder=documented)
+    check_run(config)
+    assert (config.trainer.device, config.trainer.default_local_dir) == ("cuda", "checkpoints/verl-atgrpo/sums")
 
 
 def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +117,7 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "own.yaml").write_text(block("yaml", 3))
+    (tmp_path / "own.yaml").write_text(block("yaml", 4))
     train = [{"statement": f"Add {number} and 1.", "solution": f"#### {number + 1}"} for number in range(128)]
     pandas.DataFrame(train).to_json("mine/train.jsonl", orient="records", lines=True)
     pandas.DataFrame([{"problem": "Take 1 from 3.", "answer": "2"}]).to_parquet("mine/val.parquet")
@@ -156,7 +160,7 @@ def test_the_documented_mixture_is_accepted(tmp_path: Path) -> None:
     pytest.importorskip("verl")
 
     # Its agents are not those of the recipe below it.
-    (tmp_path / "mine.yaml").write_text("defaults: [walk_smollm2, _self_]\n" + block("yaml", 1))
+    (tmp_path / "mine.yaml").write_text("defaults: [walk_smollm2, _self_]\n" + block("yaml", 2))
     settings = check_run(compose("mine", ["~at_grpo.agents.all", "+at_grpo.agents.all=shared"], folder=tmp_path))
     assert settings is not None
     assert settings.policies_of(settings.make_environment()) == {
@@ -171,7 +175,7 @@ def test_the_documented_curriculum_is_accepted(tmp_path: Path) -> None:
     pytest.importorskip("verl")
 
     (tmp_path / "mine.yaml").write_text(
-        "defaults: [at_grpo_trainer, hardware: cpu, model: tiny, _self_]\n" + block("yaml", 2)
+        "defaults: [at_grpo_trainer, hardware: cpu, model: tiny, _self_]\n" + block("yaml", 3)
     )
     settings = check_run(compose("mine", folder=tmp_path))
     assert settings is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +43,7 @@ class Point:
     """Tokens generated in training so far, of all candidates."""
     success: float
     """Mean over the data sets, or over a mixture's parts."""
-    each: dict[str, float]
+    each: dict[str, float] = field(default_factory=dict)
     """Success of each."""
 
 
