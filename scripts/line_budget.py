@@ -38,7 +38,7 @@ BUDGETS: dict[str, int] = {
     "examples": 1_820,
     "scripts": 1_270,
     "tests": 47_500,
-    "docs": 30_100,
+    "docs": 30_150,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""
