@@ -303,6 +303,9 @@ SETTINGS: Mapping[str, Variant] = {
     "k_16": Variant("K = 16", ("at_grpo.candidates=16",)),
     "entropy_0": Variant("no entropy bonus", (_NO_BONUS,)),
     "entropy_.03": Variant("entropy bonus .03", ("actor_rollout_ref.actor.entropy_coeff=0.03",)),
+    "by_task": Variant(
+        "advantages standardised over tokens", ("at_grpo.estimator={preset: at_grpo, by_task: tokens}",)
+    ),
     "filtered": Variant("no rows of groups without signal", ("at_grpo.group_filter={}",)),
 }
 """Settings beside those of AT-GRPO in the recipe, one at a time."""
