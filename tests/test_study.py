@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.recipes import compose
 from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.config.section import read_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))
@@ -29,15 +31,23 @@ import study
 from variants import CRITIC, GAMES, LEVELS, MIXTURE, OPPONENTS, VARIANTS
 
 
+def job(
+    compose: Any, tmp_path: Path, game: str, name: str, *more: str, trained: Sequence[Path] = ()
+) -> tuple[Any, AtGrpoConfig]:
+    """The configuration of a variant, with which a job can start, and its section."""
+    overrides = study.overrides_of(GAMES[game], GAMES[game].variant(name), 1, tmp_path, tmp_path / "start", trained)
+    config = compose(GAMES[game].recipe, *overrides, *more)
+    check_run(config)
+    return config, read_section(config)
+
+
 @pytest.mark.slow  # half a second each
 @pytest.mark.parametrize(("game", "name"), [*(("plan_path", name) for name in VARIANTS), ("sudoku", "single_at_grpo")])
 def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, game: str, name: str) -> None:
     variant = VARIANTS[name]
     trained = [tmp_path / need.replace(":", "-") for need in variant.needs]
-    overrides = study.overrides_of(GAMES[game], variant, 1, tmp_path, tmp_path / "start", trained)
-    config = compose(GAMES[game].recipe, *overrides, "at_grpo.train_tasks=256", "at_grpo.val_tasks=8")
-    check_run(config)
-    settings = read_section(config)
+    few = "at_grpo.train_tasks=256", "at_grpo.val_tasks=8"
+    config, settings = job(compose, tmp_path, game, name, *few, trained=trained)
     # Equal work a step: the same number of updates, and the same rows for one decision of every task.
     assert config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size == 2
     rows = config.data.train_batch_size * settings.candidates
@@ -57,11 +67,7 @@ def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, gam
 def test_critics_are_jobs_that_can_start_and_score_by_the_outcome(
     compose: Any, tmp_path: Path, game: str, name: str
 ) -> None:
-    variant = GAMES[game].variant(name)
-    overrides = study.overrides_of(GAMES[game], variant, 1, tmp_path, tmp_path / "start", [])
-    config = compose(GAMES[game].recipe, *overrides, "at_grpo.train_tasks=256", "at_grpo.val_tasks=8")
-    check_run(config)
-    settings = read_section(config)
+    _, settings = job(compose, tmp_path, game, name, "at_grpo.train_tasks=256", "at_grpo.val_tasks=8")
     assert settings.scheme == ("branch" if name.startswith("c3") else "parallel")
     assert (settings.critic is not None) == name.startswith("critic")
     assert settings.episode_reward == "outcome"
@@ -70,11 +76,8 @@ def test_critics_are_jobs_that_can_start_and_score_by_the_outcome(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEVELS)
 def test_far_goals_are_jobs_that_can_start_and_are_validated_alike(compose: Any, tmp_path: Path, name: str) -> None:
-    game = GAMES["plan_path"]
-    overrides = study.overrides_of(game, game.variant(name), 1, tmp_path, tmp_path / "start", [])
-    config = compose(game.recipe, *overrides, "at_grpo.train_tasks=256")
-    check_run(config)
-    environment = read_section(config).make_environment()
+    _, settings = job(compose, tmp_path, "plan_path", name, "at_grpo.train_tasks=256")
+    environment = settings.make_environment()
     tasks = [environment.task("val", index) for index in range(200)]
     far = [getattr(task, "task", task) for task in tasks]
     assert environment.num_tasks("val") in (None, 200)
@@ -83,22 +86,16 @@ def test_far_goals_are_jobs_that_can_start_and_are_validated_alike(compose: Any,
 
 @pytest.mark.parametrize("name", MIXTURE)
 def test_a_mixture_is_a_job_that_has_the_games_in_equal_shares(compose: Any, tmp_path: Path, name: str) -> None:
-    game = GAMES["mixture"]
-    overrides = study.overrides_of(game, game.variant(name), 1, tmp_path, tmp_path / "start", [])
-    config = compose(game.recipe, *overrides, "at_grpo.train_tasks=96")
-    check_run(config)
-    environment = read_section(config).make_environment()
-    assert environment.data_sets("val") == {"walk": 100, "walk_walls": 100, "number_search": 100}
-    assert read_section(config).val_tasks == 300
+    _, settings = job(compose, tmp_path, "mixture", name, "at_grpo.train_tasks=96")
+    shown = settings.make_environment().data_sets("val")
+    assert shown == {"walk": 100, "walk_walls": 100, "number_search": 100}
+    assert settings.val_tasks == 300
 
 
 @pytest.mark.parametrize("name", OPPONENTS)
 def test_self_play_is_a_job_with_and_without_past_selves(compose: Any, tmp_path: Path, name: str) -> None:
-    game = GAMES["tic_tac_toe"]
-    overrides = study.overrides_of(game, game.variant(name), 1, tmp_path, tmp_path / "start", [])
-    config = compose(game.recipe, *overrides, "at_grpo.train_tasks=96")
-    check_run(config)
-    opponents = read_section(config).opponents
+    _, settings = job(compose, tmp_path, "tic_tac_toe", name, "at_grpo.train_tasks=96")
+    opponents = settings.opponents
     assert opponents is not None and opponents.past == (name == "past_selves")
 
 
@@ -117,10 +114,7 @@ def test_every_variant_of_a_game_in_words_is_a_job_that_can_start(
     compose: Any, tmp_path: Path, name: str, variant: str
 ) -> None:
     game = GAMES[name]
-    overrides = study.overrides_of(game, game.variant(variant), 1, tmp_path, tmp_path / "start", [])
-    config = compose(game.recipe, *overrides, "at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
-    check_run(config)
-    settings = read_section(config)
+    config, settings = job(compose, tmp_path, name, variant, "at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
     assert len(settings.bases()) == (2 if variant == "at_grpo_roles" else 1)
     policies = settings.policies or {"shared": None}
     two = variant == "at_grpo_roles" or "adapters" in variant

@@ -107,6 +107,7 @@ def test_all_kinds_of_a_data_sets_questions_are_drawn() -> None:
     assert 0 < answers.count("undetermined") < 0.3 * len(answers)
 
 
+@pytest.mark.slow
 def test_a_composite_keeps_it_and_scores_each_task_by_its_own_data_set() -> None:
     check_environment(here("reasoning_gym"), MIXED, gold=gold("full"), tasks=6, episodes=1, bounds=(0, 1))
     env = make("reasoning_gym", **MIXED)

@@ -240,6 +240,7 @@ def test_endpoints_need_no_engine_and_the_header_has_no_key_variable() -> None:
             "no agent has the policy 'shared'",
         ),
         ((), {"policies": ["shared=a/b"], "checkpoint": "made"}, "--checkpoint .*global_step_2 has no effect"),
+        ((), {"agents": ["planner=a/b", "tool_user=a/b"], "checkpoint": "made"}, "--checkpoint .* has no effect"),
         (("actor_rollout_ref.rollout.quantization=fp8",), {"policies": ["shared=a/b"]}, "rollout.quantization=fp8"),
         (("+actor_rollout_ref.model.lora_adapter_path=x",), {}, "lora_adapter_path=x"),
         (("at_grpo.environment.colour=red",), {}, "environment.colour"),

@@ -176,12 +176,10 @@ def _amounts(options: Options, job: Job) -> tuple[int, list[int], int]:
 def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str, str], dict[str, Player]]:
     """Returns agent -> name of its player, the same where it is an opponent, and name -> player."""
     policies, environment = training.settings.policy_settings(), training.env
-    sources: dict[str, Source] = {}
-    if options.checkpoint is not None:
-        trainable = {name: policy.trainable for name, policy in policies.items()}
-        sources.update(of_checkpoint(options.checkpoint, trainable))
+    trainable = {name: policy.trainable for name, policy in policies.items()}
+    saved = {} if options.checkpoint is None else of_checkpoint(options.checkpoint, trainable)
     given = assignments(options.policies, "--policy", list(policies), "policy")
-    sources.update({name: parse(text) for name, text in given.items()})
+    sources: dict[str, Source] = {**saved, **{name: parse(text) for name, text in given.items()}}
     # Player -> the policy whose section configures its serving.
     agents = training.validation_agents
     sections = {name: name for name in policies}
@@ -195,7 +193,7 @@ def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str,
     for name in given:
         if name not in agents.values():
             raise ValueError(f"--policy {name}=... has no effect: no agent has the policy {name!r}")
-    if options.checkpoint is not None and not {*sources} - {*given} & {*agents.values()}:
+    if saved and not ({*saved} - {*given}) & {*agents.values()}:
         raise ValueError(f"--checkpoint {options.checkpoint} has no effect: all agents have --policy or --agent")
     versus: dict[str, str] = {}
     if options.versus is not None:
