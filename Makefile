@@ -1,7 +1,7 @@
 # make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU; RECIPE=sudoku_cpu that of another,
 #             ARGS=+mode=async adds groups and keys, HARDWARE=1_gpu trains on its GPU.
 # make test:  runs the tests.  Both install what they need into .venv, with HARDWARE into .venv-gpu, once.
-# make smollm2-train: trains a real instruct model, SmolLM2-135M, as a team of two on this machine's CPU (8 minutes after
+# make smollm2-train: trains a real instruct model, SmolLM2-135M, as a team of two on this machine's CPU (ten minutes with
 #             the installation): curve, report, episodes before and after.
 # make docs:  builds the documentation into site/ and fails on a broken link; a part of make lint.
 # make bench-engine, bench-prefill, bench-grpo: the rollout against vLLM alone, the candidates' shared prompts, a step

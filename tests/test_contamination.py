@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fakes.jobs import asked
 
-from verl_atgrpo import Environment, Outcome, Split, check_environment
+from verl_atgrpo import Environment, Outcome, Split, check_environment, make
 from verl_atgrpo.cli import main
-from verl_atgrpo.play import contamination
+from verl_atgrpo.play import contamination, registry
 from verl_atgrpo.play.contamination import NEAR, NearIndex, Overlap, overlaps, report, shingles
 from verl_atgrpo.play.testing import EnvironmentContractError
 from verl_atgrpo.train.config.job_rules import of_overlap
@@ -220,6 +220,14 @@ def test_a_report_shows_the_first_and_counts_all() -> None:
         "1 training and 1 validation task: 0 with equal keys or fingerprints, 0 near",
         False,
     )
+
+
+@pytest.mark.parametrize("parts", [("walk", "texts"), ("texts", "walk")])
+def test_parts_without_texts_take_none_from_others(parts: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._REGISTRY, "texts", lambda: Texts([TRAIN, SHORT], [SHORT_CHANGED, CHANGED_NUMBER]))
+    both = make("mixture", parts={name: {"val_tasks": 2} for name in parts})
+    assert report(both, 4, 4)[0].endswith("0 with equal keys or fingerprints, 2 near")
+    assert report(make("walk"), 4, 4)[0].endswith("tasks have no text, so near duplicates were not searched for")
 
 
 def settings(**changes: Any) -> AtGrpoConfig:

@@ -191,5 +191,21 @@ def test_a_part_of_a_mixture_is_graded_by_itself(monkeypatch: pytest.MonkeyPatch
     assert data_check.report(generated, {"train": 5, "val": 5}, 0.0) == ("", False)
 
 
+def test_a_level_of_a_curriculum_is_graded_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small level's rows would be asked for again and again, as often as the largest has any."""
+    monkeypatch.setitem(registry._REGISTRY, "rows", Rows)
+    levels: list[dict[str, Any]] = [{"bad": (1, 2, 3), "rows": 6}, {"rows": 90}]
+    made = make("curriculum", of={"name": "rows", "bad": ()}, levels=levels)
+    text, failed = data_check.report(made, {"train": 180, "val": 5}, 0.6)
+    assert not failed
+    assert text.splitlines()[3:] == [
+        "levels[0]: 6 train rows graded, 50.0% with a defect (3: its own solution fails)",
+        "levels[1]: 90 train rows graded, 0.0% with a defect (no defect)",
+        "levels[1]: 5 val rows graded, 0.0% with a defect (no defect)",
+    ]
+    with pytest.raises(ConfigError, match=r"environment\.levels\[0\]\.train: 6 train rows graded, 50\.0% with a"):
+        asked(of_bad_rows, settings(train_tasks=100, val_tasks=5), made)
+
+
 def test_generated_tasks_have_no_rows() -> None:
     assert data_check.report(make("walk"), {"train": 5, "val": 5}, 0.0) == ("", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("transformers")
 
 from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.answer_rules import of_chats, of_template_arguments
+from verl_atgrpo.train.config.answer_rules import answering, of_chats, of_template_arguments
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.section import parse_section
@@ -32,6 +33,10 @@ NO_SYSTEM = "{% for message in messages if message.role != 'system' %}{{ message
 
 def settings(sampling: dict[str, Any], **others: Any) -> AtGrpoConfig:
     return parse_section({"environment": {"name": "plan_path"}, "sampling": sampling, **others})
+
+
+def check_chats(made: AtGrpoConfig, policy: str, tokenizer: Any) -> None:
+    check(of_chats(made, answering(made, made.make_environment()), policy, tokenizer))
 
 
 def test_an_agents_own_settings_come_before_those_of_all_and_validations_last() -> None:
@@ -175,7 +180,7 @@ def test_the_policy_of_all_in_validation_reads_every_setting() -> None:
         val_agents={"all": "q"},
     )
     with pytest.raises(ConfigError, match="policy 'q'"):
-        check(of_chats(made, "q", tokenizer))
+        check_chats(made, "q", tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -196,12 +201,68 @@ def test_settings_that_do_not_come_through_a_policys_tokenizer(
     tokenizer = build_tokenizer(())
     tokenizer.chat_template = template
     made = settings({"tool_user": given}, policies={"p": {}, "q": {}}, agents={"tool_user": "p", "planner": "q"})
-    check(of_chats(made, "q", tokenizer))  # the planner's
+    check_chats(made, "q", tokenizer)  # the planner's
     if message is None:
-        check(of_chats(made, "p", tokenizer))
+        check_chats(made, "p", tokenizer)
         return
     with pytest.raises(ConfigError, match=message):
-        check(of_chats(made, "p", tokenizer))
+        check_chats(made, "p", tokenizer)
     everyone = settings({"all": given}, policies={"p": {}, "q": {}}, agents={"tool_user": "p", "planner": "q"})
     with pytest.raises(ConfigError, match="policy 'q'"):
-        check(of_chats(everyone, "q", tokenizer))
+        check_chats(everyone, "q", tokenizer)
+
+
+MIXED = {
+    "name": "mixture",
+    "parts": {"walk": {}, "duel": {"name": "tic_tac_toe"}, "levels": {"name": "walk", "weight": 0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("agents", "key"),
+    [
+        ({"all": "p", "walk": "q"}, "walk.navigator"),
+        ({"all": "p", "walk.navigator": "q", "walk.pacer": "q"}, "walk"),
+        ({"duel": "p", "levels": "p", "walk": "q"}, "walk.pacer"),
+    ],
+)
+def test_a_parts_settings_come_through_the_tokenizers_of_those_who_answer(agents: dict[str, str], key: str) -> None:
+    """`p` shows no system message and reads no arguments; it does not answer for the walk."""
+    plain, thinks = build_tokenizer(()), build_tokenizer(())
+    plain.chat_template, thinks.chat_template = NO_SYSTEM, THINKS
+    given = {"environment": MIXED, "policies": {"p": {}, "q": {}}, "agents": agents}
+    made = settings({key: {"system": "Be brief.", "chat_template_kwargs": {"enable_thinking": False}}}, **given)
+    check_chats(made, "p", plain)
+    check_chats(made, "q", thinks)
+    with pytest.raises(ConfigError, match=rf"sampling\.{key}\.system has no effect"):
+        check_chats(settings({key: {"system": "Be brief."}}, **given), "q", plain)
+    with pytest.raises(ConfigError, match=rf"sampling\.{key}\.chat_template_kwargs\.thinks has no effect"):
+        check_chats(settings({key: {"chat_template_kwargs": {"thinks": False}}}, **given), "q", thinks)
+
+
+@pytest.mark.parametrize(
+    ("environment", "key", "told"),
+    [
+        ({"name": "tic_tac_toe"}, "x", True),
+        ({"name": "tic_tac_toe"}, "all", True),
+        (MIXED, "duel.o", True),
+        (MIXED, "duel", True),
+        (MIXED, "walk", False),
+        ({"name": "mixture", "parts": {"walk": {}, "hard": {"name": "number_search"}}}, "all", False),
+    ],
+)
+def test_an_opponents_policy_reads_what_it_is_asked_too(environment: dict[str, Any], key: str, told: bool) -> None:
+    """A policy of `opponents.others` answers in games alone."""
+    tokenizer = build_tokenizer(())
+    tokenizer.chat_template = USERS
+    made = settings(
+        {key: {"system": "Be brief."}},
+        environment=environment,
+        policies={"p": {}, "teacher": {"trainable": False}},
+        agents={"all": "p"},
+        opponents={"past": 0, "others": {"teacher": 1}},
+    )
+    with (
+        pytest.raises(ConfigError, match="the chat template of policy 'teacher' refuses it") if told else nullcontext()
+    ):
+        check_chats(made, "teacher", tokenizer)

@@ -507,10 +507,10 @@ def test_a_corrupt_model_is_refused_by_its_path(
     shutil.copytree(model, folder)
     with overridden("plan_path_cpu", f"{_M}.path={folder}") as config:
         settings = read_section(config)
-        check(machine_rules.of_models(config, settings))
+        check(machine_rules.of_models(Job(View(config), settings)))
         (folder / file).write_text(text)
         with pytest.raises(ConfigError, match=re.escape(f"{_M}.path={folder}: ")):
-            check(machine_rules.of_models(config, settings))
+            check(machine_rules.of_models(Job(View(config), settings)))
 
 
 @pytest.fixture(scope="module")
@@ -539,7 +539,7 @@ def test_a_model_of_the_hub_is_read_on_the_cpu_too(
 
     for cls in (transformers.AutoConfig, transformers.AutoTokenizer):
         monkeypatch.setattr(cls, "from_pretrained", hub(cls.from_pretrained))
-    check(machine_rules.of_models(config, read_section(config)))
+    check(machine_rules.of_models(Job(View(config), read_section(config))))
     assert asked.count("owner/tiny") == 2
 
     def unreachable(name: str, **_: object) -> None:
@@ -548,7 +548,7 @@ def test_a_model_of_the_hub_is_read_on_the_cpu_too(
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
     message = rf"^{re.escape(_M)}\.path=owner/tiny: .*: We couldn't connect; no folder has this name"
     with pytest.raises(ConfigError, match=message):
-        check(machine_rules.of_models(config, read_section(config)))
+        check(machine_rules.of_models(Job(View(config), read_section(config))))
 
 
 # ------------------------------------------------------------------ the real command

@@ -15,11 +15,13 @@ from fakes.in_process_workers import save_model_folder
 from verl_atgrpo import platform_choice
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.train.config import check
+from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.machine_rules import of_models
 from verl_atgrpo.train.config.policies import ADAPTERS, config_of_host, expand_policies
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.section import read_section
+from verl_atgrpo.train.config.view import View
 
 ONE = "{base: tiny, lora: {rank: 4}}"
 BOTH = f"{{player: {ONE}, critic: {ONE}}}"
@@ -33,9 +35,9 @@ def composed(compose: Any, *overrides: str, policies: str = BOTH, agents: str = 
 
 
 def checked(compose: Any, *overrides: str, **team: str) -> AtGrpoConfig:
-    settings = check_run(composed(compose, *overrides, **team))
-    assert isinstance(settings, AtGrpoConfig)
-    return settings
+    job = check_run(composed(compose, *overrides, **team))
+    assert job is not None
+    return job.settings
 
 
 def test_no_server_has_the_critics_adapter(compose: Any) -> None:
@@ -54,10 +56,10 @@ def test_hindsight_without_room_is_refused_before_ray(
     config = composed(compose, f"actor_rollout_ref.model.path={tmp_path}")
     settings = read_section(config)
     expand_policies(config, settings)
-    check(of_models(config, settings))
+    check(of_models(Job(View(config), settings)))
     monkeypatch.setattr(PlanPath, "hindsight", lambda self, task: "U" * 10_000)
     with pytest.raises(ConfigError, match=r"^at_grpo\.critic: Environment\.hindsight says 10\d+ tokens of a task"):
-        check(of_models(config, settings))
+        check(of_models(Job(View(config), settings)))
 
 
 def test_a_critic_shares_the_workers_of_the_team(compose: Any) -> None:
@@ -82,15 +84,17 @@ def test_scores_and_rewards_of_agents_that_are_compared_are_refused_part_by_part
         checked(compose, *mixture, "at_grpo.parts={hard: {estimator: grpo}}")
 
 
-def with_values(compose: Any, *overrides: str) -> AtGrpoConfig | None:
+def with_values(compose: Any, *overrides: str) -> AtGrpoConfig:
     """A team of one policy, an adapter, and a critic of values."""
     adapter = ("actor_rollout_ref.model.lora_rank=4", "at_grpo.scheme=parallel", "at_grpo.estimator=dr_mas")
-    return check_run(compose("plan_path_cpu", *adapter, "at_grpo.critic={}", *overrides))
+    job = check_run(compose("plan_path_cpu", *adapter, "at_grpo.critic={}", *overrides))
+    assert job is not None
+    return job.settings
 
 
 def test_a_critic_of_values_needs_no_policy_of_its_own(compose: Any) -> None:
     settings = with_values(compose)
-    assert settings is not None and settings.critic is not None and settings.critic.kind == "value"
+    assert settings.critic is not None and settings.critic.kind == "value"
     assert settings.critic_reads_as == settings.learners == ["shared"]
     # There is no loss that its terms would be added to.
     assert with_values(compose, "actor_rollout_ref.actor.entropy_coeff=0.01") is not None

@@ -23,9 +23,9 @@ MIXTURE = (
 
 
 def settings_of(compose: Any, *overrides: str) -> AtGrpoConfig:
-    settings = check_run(compose("plan_path_cpu", *MIXTURE, *overrides))
-    assert isinstance(settings, AtGrpoConfig)
-    return settings
+    job = check_run(compose("plan_path_cpu", *MIXTURE, *overrides))
+    assert job is not None
+    return job.settings
 
 
 def test_a_parts_name_stands_for_its_agents(compose: Any) -> None:
@@ -59,16 +59,16 @@ def test_a_parts_name_stands_for_its_agents(compose: Any) -> None:
 
 def test_tasks_are_played_in_the_mixtures_order_and_validated_by_part(compose: Any) -> None:
     config = compose("plan_path_cpu", *MIXTURE)
-    settings = check_run(config)
-    assert settings is not None
-    wire(config, settings, settings.make_environment())
+    job = check_run(config)
+    assert job is not None
+    wire(config, job.settings, job.env)
     assert config.data.shuffle is False
     validated = TeamTaskDataset("val", None, config.data)
     assert [validated[index]["data_source"] for index in range(len(validated))] == ["walk"] * 3 + ["search"] * 100
     plain = compose("plan_path_cpu")
-    settings = check_run(plain)
-    assert settings is not None
-    wire(plain, settings, settings.make_environment())
+    job = check_run(plain)
+    assert job is not None
+    wire(plain, job.settings, job.env)
     assert plain.data.shuffle is True
 
 
@@ -98,9 +98,9 @@ def test_a_curriculum_may_validate_fewer_tasks_than_there_are(compose: Any, monk
     """As every environment may; only a mixture would lose whole parts."""
     monkeypatch.setattr(Walk, "num_tasks", lambda self, split: 9 if split == "val" else None)
     of_walk = "+at_grpo.environment={name: curriculum, of: {name: walk}, levels: [{size: 4}, {size: 6}]}"
-    settings = check_run(compose("plan_path_cpu", "~at_grpo.environment", of_walk, "at_grpo.val_tasks=2"))
-    assert settings is not None
-    assert settings.split_size(settings.make_environment(), "val") == 2
+    job = check_run(compose("plan_path_cpu", "~at_grpo.environment", of_walk, "at_grpo.val_tasks=2"))
+    assert job is not None
+    assert job.settings.split_size(job.env, "val") == 2
 
 
 PARTS = "at_grpo.parts={search: {scheme: parallel, estimator: rae, candidates: 5}}"

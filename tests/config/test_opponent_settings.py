@@ -13,7 +13,7 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 from verl_atgrpo import Environment, Outcome, Team
 from verl_atgrpo.train.config.policies import ADAPTERS, PAST, config_of_host, expand_policies
 from verl_atgrpo.train.config.run_check import check_run
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import ConfigError
 
 FROZEN = "+at_grpo.policies.judge={base: tiny, trainable: false}"
 HERE = "at_grpo.environment.name=test_opponent_settings"
@@ -52,9 +52,9 @@ class NoAgent(Sides):
 
 def checked(compose: Any, *overrides: str) -> Any:
     config = compose("tic_tac_toe_cpu", *overrides)
-    settings = check_run(config)
-    assert isinstance(settings, AtGrpoConfig)
-    return config, settings
+    job = check_run(config)
+    assert job is not None
+    return config, job.settings
 
 
 def test_the_servers_have_room_for_the_adapters_and_the_pool(compose: Any) -> None:
@@ -143,3 +143,31 @@ def test_an_order_of_tasks_is_refused_where_the_environment_has_its_own(compose:
     mixture = "+at_grpo.environment={name: mixture, parts: {tic_tac_toe: {style: compact}}}"
     with pytest.raises(ConfigError, match=r"^at_grpo\.task_order=half_solved has no effect: 'mixture' orders its own"):
         checked(compose, "~at_grpo.environment", mixture, order)
+
+
+DUEL = "duel: {name: tic_tac_toe, style: compact}"
+
+
+def in_a_mixture(*parts: str) -> tuple[str, str]:
+    return "~at_grpo.environment", f"+at_grpo.environment={{name: mixture, parts: {{{', '.join(parts)}}}}}"
+
+
+def test_sides_of_a_part_are_told_from_other_parts_agents(compose: Any) -> None:
+    """Where no side of the duel is trained, the walk's agents are none of it."""
+    walk = in_a_mixture("walk: {}", DUEL)
+    played = "+at_grpo.parts={walk: {scheme: parallel, estimator: dr_mas, branch: null}}"
+    checked(compose, *walk, played)
+    frozen = (FROZEN, "~at_grpo.agents", "+at_grpo.agents={walk: player, duel.x: player, duel.o: judge}")
+    with pytest.raises(ConfigError, match=r"in which \['duel\.x'\] play against \['duel\.o'\]: give all agents"):
+        checked(compose, *walk, played, *frozen, *only("{past: 0}"))
+    both = in_a_mixture("walk: {}", "duel: {name: 'test_opponent_settings:BothSides'}")
+    with pytest.raises(ConfigError, match=r"are \['duel\.o', 'duel\.x'\]: some of duel\.o, duel\.x, and not all"):
+        checked(compose, *both, played)
+
+
+def test_a_part_that_is_only_validated_needs_no_reward_and_no_number(compose: Any) -> None:
+    of_walk = ("at_grpo.scheme=tree", "at_grpo.branch=null", "at_grpo.candidates={walk: 4}", "~at_grpo.opponents")
+    whole = ("~at_grpo.policies.player", "+at_grpo.policies.player={}")
+    with pytest.raises(ConfigError, match=r"^at_grpo\.candidates has no number for 'duel\.x'"):
+        checked(compose, *in_a_mixture("walk: {}", DUEL), *of_walk, *whole)
+    checked(compose, *in_a_mixture("walk: {}", DUEL.replace("}", ", weight: 0}")), *of_walk, *whole)

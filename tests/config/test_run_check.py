@@ -21,12 +21,14 @@ from fakes.math_problems import sources
 import verl_atgrpo.recipes
 from verl_atgrpo import Environment, Outcome, Split, compat, platform_choice
 from verl_atgrpo.train.config import check, job_rules, machine_rules, policy_rules, run_check
+from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.machine_rules import of_models
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.policy_rules import of_context
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit, typed_command, without_secrets
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, Section
 from verl_atgrpo.train.config.section import parse_section, read_section
+from verl_atgrpo.train.config.view import View
 
 FOLDER = Path(verl_atgrpo.recipes.__file__).parent
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")
@@ -104,7 +106,7 @@ def test_a_scheme_without_a_reward_for_an_agent_that_is_trained_is_refused(
 
 
 def check_cpu(config: Any) -> None:
-    check(of_models(config, read_section(config)))
+    check(of_models(Job(View(config), read_section(config))))
 
 
 def test_a_bucket_of_weights_fits_into_shared_memory(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:

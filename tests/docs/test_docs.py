@@ -121,9 +121,9 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
     train = [{"statement": f"Add {number} and 1.", "solution": f"#### {number + 1}"} for number in range(128)]
     pandas.DataFrame(train).to_json("mine/train.jsonl", orient="records", lines=True)
     pandas.DataFrame([{"problem": "Take 1 from 3.", "answer": "2"}]).to_parquet("mine/val.parquet")
-    settings = check_run(compose("own", folder=tmp_path))
-    assert settings is not None
-    environment = settings.make_environment()
+    job = check_run(compose("own", folder=tmp_path))
+    assert job is not None
+    environment = job.env
     assert (environment.num_tasks("train"), environment.num_tasks("val")) == (128, 1)
     assert environment.task("train", 1).answer == "2"
 
@@ -161,9 +161,9 @@ def test_the_documented_mixture_is_accepted(tmp_path: Path) -> None:
 
     # Its agents are not those of the recipe below it.
     (tmp_path / "mine.yaml").write_text("defaults: [walk_smollm2, _self_]\n" + block("yaml", 2))
-    settings = check_run(compose("mine", ["~at_grpo.agents.all", "+at_grpo.agents.all=shared"], folder=tmp_path))
-    assert settings is not None
-    assert settings.policies_of(settings.make_environment()) == {
+    job = check_run(compose("mine", ["~at_grpo.agents.all", "+at_grpo.agents.all=shared"], folder=tmp_path))
+    assert job is not None
+    assert job.agents == {
         "walk.navigator": "shared",
         "walk.pacer": "counter",
         "hard.navigator": "shared",
@@ -177,9 +177,9 @@ def test_the_documented_curriculum_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "defaults: [at_grpo_trainer, hardware: cpu, model: tiny, _self_]\n" + block("yaml", 3)
     )
-    settings = check_run(compose("mine", folder=tmp_path))
-    assert settings is not None
-    made = settings.make_environment()
+    job = check_run(compose("mine", folder=tmp_path))
+    assert job is not None
+    made = job.env
     assert isinstance(made, Curriculum)
     assert [made.task("train", index).level for index in range(4)] == [0, 1, 2, 0]
 

@@ -37,6 +37,33 @@ def test_every_agent_has_another_player_where_it_is_an_opponent(tmp_path: Path) 
     assert "versus" not in alone.header
 
 
+def test_agents_that_are_nobodys_opponent_keep_their_player(tmp_path: Path) -> None:
+    """A mixture's walker has another model, which the other source does not replace."""
+    own, walker, other = (str(model_at(tmp_path / name)) for name in ("own", "walker", "other"))
+    parts = "walk: {val_tasks: 2}, duel: {name: tic_tac_toe, style: compact, against: [self], val_tasks: 1}"
+    made = plan(
+        "~at_grpo.environment",
+        f"+at_grpo.environment={{name: mixture, parts: {{{parts}}}}}",
+        "+at_grpo.agents.walk=walker",
+        "+at_grpo.opponents.policy=player",
+        f"+at_grpo.policies.walker={{model: {{path: {walker}}}}}",
+        f"actor_rollout_ref.model.path={own}",
+        versus=other,
+        tasks=3,
+    )
+    assert made.versus == {"duel.o": f"versus player={other}"}
+    assert sorted(made.players) == ["player", f"versus player={other}", "walker"]
+
+
+def test_no_part_is_left_out_unasked(tmp_path: Path) -> None:
+    own = str(model_at(tmp_path / "own"))
+    mixture = "+at_grpo.environment={name: mixture, parts: {walk: {val_tasks: 150}, number_search: {val_tasks: 150}}}"
+    changes = ("~at_grpo.environment", mixture, "~at_grpo.opponents", f"actor_rollout_ref.model.path={own}")
+    with pytest.raises(ValueError, match=r"^at_grpo\.val_tasks=200: less than the 300 of the parts"):
+        plan(*changes)
+    assert plan(*changes, tasks=160).tasks == 160
+
+
 def test_it_is_refused_where_nobody_is_an_opponent(tmp_path: Path) -> None:
     own = str(model_at(tmp_path / "own"))
     with pytest.raises(ValueError, match=r"^--versus has no effect: none of the 4 validation tasks of 'tic_tac_toe'"):

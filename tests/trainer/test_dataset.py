@@ -19,9 +19,9 @@ from verl_atgrpo.train.trainer.dataset import TeamTaskDataset, wire
 
 
 def wire_checked(config: Any) -> None:
-    settings = check_run(config)
-    assert settings is not None
-    wire(config, settings, settings.make_environment())
+    job = check_run(config)
+    assert job is not None
+    wire(config, job.settings, job.env)
 
 
 @pytest.mark.parametrize(("split", "size"), [("train", 40), ("val", 9)])

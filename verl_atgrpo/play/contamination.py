@@ -143,7 +143,8 @@ def report(env: Environment, train: int, val: int, shown: int = 20) -> tuple[str
     first = list(islice(found, shown))
     kinds = Counter(overlap.similarity is None for overlap in first)
     kinds.update(overlap.similarity is None for overlap in found)
-    has_text = env.dedup_text(env.task("val", 0)) is not None
+    # A mixture's parts may differ.
+    has_text = any(env.dedup_text(env.task("val", index)) is not None for index in range(val))
     near = f"{kinds[False]} near" if has_text else "tasks have no text, so near duplicates were not searched for"
     tasks = (
         f"{train:,} training{_different(env, 'train', train)} and {val:,} validation task{'s' * (val != 1)}"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from verl_atgrpo.play.curriculum import Curriculum
 from verl_atgrpo.play.environment import Environment, RowDefect
 from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.play.mixture import Mixture
@@ -54,10 +55,19 @@ def has_rows(env: Environment) -> bool:
 
 
 def with_rows(env: Environment, sizes: Mapping[Split, int]) -> Iterator[tuple[str, Environment, Mapping[Split, int]]]:
-    """Yields what is graded by itself: an environment with rows, or each such part of a mixture.
+    """Yields what is graded by itself: an environment with rows, or each such part of a mixture or level.
 
     Its place below `at_grpo.environment`, itself, and its numbers of tasks; those of the run are `sizes`.
     """
+    if isinstance(env, Curriculum):
+        *_, last = env.levels
+        for number, level in enumerate(env.levels):
+            if has_rows(level):
+                train = tasks_of(level, "train")
+                most = sizes["train"] if train is None else train
+                validated: dict[Split, int] = {"val": sizes["val"]} if level is last else {}
+                yield f"levels[{number}].", level, {"train": most, **validated}
+        return
     if not isinstance(env, Mixture):
         if has_rows(env):
             yield "", env, sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from verl_atgrpo.play.remote import RemoteModel
 from verl_atgrpo.recipes import compose, readable
 from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.job import Job, Policy
-from verl_atgrpo.train.config.job_rules import of_answers, of_assignments, of_sampling
+from verl_atgrpo.train.config.job_rules import of_answers, of_assignments, of_parts_validated, of_sampling
 from verl_atgrpo.train.config.machine_rules import of_cpu_prefill
 from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
 from verl_atgrpo.train.config.policy_rules import of_memory, of_room, of_temperatures
@@ -109,7 +109,8 @@ def make(options: Options) -> Plan:
         check(of_answers(training))
         check(itertools.chain.from_iterable(map(of_temperatures, training.policies.values())))
         tasks, seeds, episodes = _amounts(options, training)
-        agents, versus, players = _players(training, options)
+        opponents = set() if options.versus is None else _opponents(training, tasks)
+        agents, versus, players = _players(training, options, opponents)
         answers = {agent: settings.answers_of(agent, validate=True) for agent in agents}
         own = {agent: given for agent, one in answers.items() if (given := one.model_dump(exclude_none=True))}
         sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
@@ -165,16 +166,26 @@ def _amounts(options: Options, job: Job) -> tuple[int, list[int], int]:
             f"--tasks {tasks} with {counted(len(seeds), 'seed')} and --episodes {episodes}: {total:,} episodes, a "
             f"result file holds at most {MAX_EPISODES:,}; lower --tasks, --seeds or --episodes"
         )
-    if options.versus is not None and not any(job.env.opponents(job.env.task("val", index)) for index in range(tasks)):
+    if options.tasks is None:
+        check(of_parts_validated(job))
+    return tasks, seeds, episodes
+
+
+def _opponents(job: Job, tasks: int) -> set[str]:
+    """Returns the agents that are an opponent in one of the tasks; raises ValueError if there are none."""
+    found = {agent for index in range(tasks) for agent in job.env.opponents(job.env.task("val", index))}
+    if not found:
         raise ValueError(
             f"--versus has no effect: none of the {tasks} validation tasks of {job.name!r} has an opponent "
             "(Environment.opponents); with tic_tac_toe and connect_four set at_grpo.environment.against=[self]"
         )
-    return tasks, seeds, episodes
+    return found
 
 
-def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str, str], dict[str, Player]]:
-    """Returns agent -> name of its player, the same where it is an opponent, and name -> player."""
+def _players(
+    training: Job, options: Options, opponents: Collection[str]
+) -> tuple[dict[str, str], dict[str, str], dict[str, Player]]:
+    """Returns agent -> name of its player, the same for those that are opponents, and name -> player."""
     policies, environment = training.settings.policy_settings(), training.env
     trainable = {name: policy.trainable for name, policy in policies.items()}
     saved = {} if options.checkpoint is None else of_checkpoint(options.checkpoint, trainable)
@@ -200,6 +211,8 @@ def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str,
         other = parse(options.versus)
         # Each with the settings of the policy in whose place it answers.
         for agent, name in training.validation_agents.items():
+            if agent not in opponents:
+                continue
             versus[agent] = f"versus {name}={options.versus.partition('#')[0]}"
             sources[versus[agent]], sections[versus[agent]] = other, name
     names = sorted({*agents.values(), *versus.values()})

@@ -9,8 +9,11 @@ import jinja2
 from jinja2 import meta
 from omegaconf import DictConfig
 
+from verl_atgrpo.play.curriculum import Curriculum
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of
+from verl_atgrpo.play.mixture import Mixture
+from verl_atgrpo.play.types import names_of, part_of
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
 
@@ -21,10 +24,32 @@ _LOOKED_AT = 64
 """Training tasks whose hindsight is looked at before the start."""
 
 
-def of_chats(settings: AtGrpoConfig, policy: str, tokenizer: Any) -> Iterator[str]:
-    """Settings of the agents of `policy` that do not come through the policy's tokenizer."""
-    for key, own in _blocks_of(settings, policy):
-        yield from of_chat(own, key, f"policy {policy!r}", tokenizer)
+def answering(settings: AtGrpoConfig, environment: Environment) -> dict[str, set[str]]:
+    """Returns agent -> the policies that may answer for it, in training, validation or as an opponent."""
+    training, validation = settings.policies_of(environment), settings.validation_policies_of(environment)
+    found = {agent: {training[agent], validation[agent]} for agent in environment.agents}
+    if settings.opponents is not None:
+        for agent in found:
+            found[agent] |= {*settings.opponents.others} if _may_oppose(environment, agent) else set()
+    return found
+
+
+def _may_oppose(environment: Environment, agent: str) -> bool:
+    """Returns whether an agent is of a game of several sides: of a mixture's part, for instance."""
+    if isinstance(environment, Mixture):
+        return _may_oppose(environment.parts[part_of(agent)].environment, agent)
+    if isinstance(environment, Curriculum):
+        return _may_oppose(environment.levels[-1], agent)
+    return type(environment).opponents is not Environment.opponents
+
+
+def of_chats(settings: AtGrpoConfig, answering: Mapping[str, set[str]], policy: str, tokenizer: Any) -> Iterator[str]:
+    """Settings of the agents for which `policy` answers that do not come through its tokenizer."""
+    for key in settings.sampling or {}:
+        if any(policy in policies and key in ("all", *names_of(agent)) for agent, policies in answering.items()):
+            for validate in (False, True):
+                own = settings.answers_of(key, validate)
+                yield from of_chat(own, f"{SECTION}.sampling.{key}", f"policy {policy!r}", tokenizer)
 
 
 def of_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) -> Iterator[str]:
@@ -88,18 +113,6 @@ def _of_rendering(given: Mapping[str, Any], key: str, policy: str, tokenizer: An
         raise ConfigError(f"{shown}: {policy} cannot be given a prompt, {why}; {remedy}") from error
     if not all(isinstance(one, list) and one for one in ids) or texts[0] == texts[1]:
         yield f"{shown}: {policy} is shown the same for every prompt; {remedy}"
-
-
-def _blocks_of(settings: AtGrpoConfig, policy: str) -> Iterator[tuple[str, ValidationAnswers]]:
-    """Yields the settings of agents that have a policy in training or validation, with their keys."""
-    training = settings.agents
-    own = settings.val_agents or {}
-    validation = {**({} if "all" in own else training), **own}
-    for agent in settings.sampling or {}:
-        policies = {agents.get(agent, agents.get("all")) for agents in (training, validation)}
-        if agent == "all" or policy in policies:
-            for validate in (False, True):
-                yield f"{SECTION}.sampling.{agent}", settings.answers_of(agent, validate)
 
 
 def _variables(template: Any) -> set[str] | None:

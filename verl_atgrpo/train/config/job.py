@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_first_tasks
 from verl_atgrpo.play.mixture import Mixture
-from verl_atgrpo.play.types import names_of
+from verl_atgrpo.play.types import names_of, part_of
 from verl_atgrpo.train.config.policies import unresolved_job
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, PolicySettings
 from verl_atgrpo.train.config.view import ACTOR, View
@@ -72,6 +72,10 @@ class Job:
     def is_trained(self, agent: str) -> bool:
         """Returns whether an agent's policy is trained."""
         return self.policies[self.agents[agent]].settings.trainable
+
+    def plays_in_training(self, agent: str) -> bool:
+        """Returns whether an agent plays in training: it does not in a part of a mixture that is only validated."""
+        return not isinstance(self.env, Mixture) or part_of(agent) in self.parts
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -173,7 +173,7 @@ def of_agents(job: Job) -> Iterator[str]:
             f"at_grpo.estimator.sub_calls={spec.sub_calls} has no effect: {spec.main_agent!r} is the only agent of "
             f"{job.name!r}; use estimator: mas_grpo"
         )
-    for agent in job.env.agents if candidates else ():
+    for agent in filter(job.plays_in_training, job.env.agents if candidates else ()):
         if not {*names_of(agent), "all"} & set(candidates):
             yield f"at_grpo.candidates has no number for {agent!r}: add {agent}: 4, or all: 4"
 
@@ -321,12 +321,14 @@ def of_opponents(job: Job) -> Iterator[str]:
     tasks = 0 if type(job.env).opponents is Environment.opponents else min(job.tasks, _OPPONENTS_ASKED)
     with asking(job.name, "opponents of its first tasks"):
         found = [set(job.env.opponents(job.env.task("train", index))) for index in range(tasks)]
-    agents = {*job.env.agents}
     for index, opponents in enumerate(found):
-        if not opponents < agents:
+        # In a mixture those of the task's part.
+        agents = {agent for agent in job.env.agents if part_of(agent) in {*map(part_of, opponents)}}
+        if opponents and not opponents < agents:
+            known = ", ".join(sorted(agents)) or job.known
             yield (
                 f"at_grpo.environment.name={job.name!r}: the opponents of task ('train', {index}) are "
-                f"{sorted(opponents)}: some of {job.known}, and not all, as one side is in training"
+                f"{sorted(opponents)}: some of {known}, and not all, as one side is in training"
             )
         if opponents and not job.trainer.val_only and not any(job.is_trained(agent) for agent in agents - opponents):
             yield (
@@ -358,7 +360,9 @@ def of_schemes(job: Job) -> Iterator[str]:
         own, scheme = settings.episode_reward == "own", settings.scheme
         accepted = job.env.schemes.get(agent)
         rewarded = {"tree", "own"} if own else {scheme}
-        if accepted is None or rewarded & {*accepted} or not job.is_trained(agent):
+        if accepted is None or rewarded & {*accepted}:
+            continue
+        if not job.is_trained(agent) or not job.plays_in_training(agent):
             continue
         key = "episode_reward=own" if own else f"scheme={scheme}"
         key = f"parts.{part}.{key}" if settings is not job.settings else key
@@ -370,6 +374,16 @@ def of_schemes(job: Job) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------- tasks
+
+
+def of_parts_validated(job: Job) -> Iterator[str]:
+    """Fewer validation tasks than those of a mixture's parts, which come one after another."""
+    validated, most = job.env.num_tasks("val"), job.settings.val_tasks
+    if isinstance(job.env, Mixture) and validated is not None and validated > most:
+        yield (
+            f"at_grpo.val_tasks={most}: less than the {validated} of the parts, of which the last would be left out; "
+            "raise it, or lower val_tasks of parts"
+        )
 
 
 def _warn_of_unplayed_tasks(job: Job) -> None:
@@ -412,12 +426,7 @@ def of_tasks(job: Job) -> Iterator[str]:
         yield f"data.train_batch_size={batch}: {job.name!r} has only {tasks} training tasks; {lower}"
     if not settings.split_size(job.env, "val"):
         yield f"at_grpo.environment.name={job.name!r} has no validation tasks"
-    validated = job.env.num_tasks("val")
-    if isinstance(job.env, Mixture) and validated is not None and validated > settings.val_tasks:
-        yield (
-            f"at_grpo.val_tasks={settings.val_tasks}: less than the {validated} of the parts, of which the last would "
-            "be left out; raise it, or lower val_tasks of parts"
-        )
+    yield from of_parts_validated(job)
     _warn_of_unplayed_tasks(job)
     _warn_of_best_of_k(job)
     most = settings.group_filter.max_tasks if settings.group_filter else None

@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.files import HUB_NAME, folders
-from verl_atgrpo.train.config.answer_rules import hindsights, of_chats, of_hindsight, of_template_arguments
+from verl_atgrpo.train.config.answer_rules import answering, hindsights, of_chats, of_hindsight, of_template_arguments
+from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.job_rules import loggers
 from verl_atgrpo.train.config.policies import config_of_policy
 from verl_atgrpo.train.config.policy_rules import of_context
@@ -35,7 +36,7 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_ARENA_MAX": "2"}
 _VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
 
 
-def of_models(config: DictConfig, settings: AtGrpoConfig) -> Iterator[str]:
+def of_models(job: Job) -> Iterator[str]:
     """Models of policies that cannot be loaded, or do not suit the job; raises ConfigError for the former.
 
     In CPU mode also a model that neither a folder nor the hub has, a prompt in chunks, and a padded vocabulary: verl
@@ -43,7 +44,7 @@ def of_models(config: DictConfig, settings: AtGrpoConfig) -> Iterator[str]:
     disagree on the log-prob of every token. Trained models give those logits almost no probability; the untrained tiny
     models of CPU mode do not.
     """
-    cpu = platform_choice.wants_cpu()
+    cpu, config, settings = platform_choice.wants_cpu(), job.config, job.settings
     if cpu and config.trainer.device != "cpu":
         yield (
             f"trainer.device={config.trainer.device}: this torch is built for the CPU, or VERL_PLATFORM=cpu; use "
@@ -73,10 +74,10 @@ def of_models(config: DictConfig, settings: AtGrpoConfig) -> Iterator[str]:
             yield from _of_hub_name(f"{key}.model.path={policy.model.path}", policy.model.path)
             tokenizer = _downloaded_tokenizer(policy.model)
         if tokenizer is not None:
-            yield from of_chats(settings, name, tokenizer)
+            yield from of_chats(settings, answering(settings, job.env), name, tokenizer)
             tokenizers[f"policy {name!r}"] = tokenizer
     readers = [found for name in settings.critic_reads_as if (found := tokenizers.get(f"policy {name!r}")) is not None]
-    texts = hindsights(settings, settings.make_environment()) if readers else []
+    texts = hindsights(settings, job.env) if readers else []
     for tokenizer in readers:
         yield from of_hindsight(texts, tokenizer, config.data)
     if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it

@@ -18,7 +18,7 @@ from verl_atgrpo.train.config import check, job_rules, policy_rules
 from verl_atgrpo.train.config.job import Job, Policy
 from verl_atgrpo.train.config.machine_rules import of_folders, of_models, return_large_blocks
 from verl_atgrpo.train.config.policies import expand_policies
-from verl_atgrpo.train.config.schema import COMMAND, MODES, SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import COMMAND, MODES, SECTION, ConfigError
 from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types
 from verl_atgrpo.train.config.view import ACTOR, View, shown_as
@@ -39,14 +39,14 @@ _PASSWORD = re.compile(r"://[^/\s]*@")
 def check_run_or_exit(config: DictConfig, **_: Any) -> None:
     """Exits with one line if the checks refuse the configuration; else expands the policies of a team's job."""
     try:
-        settings = check_run(config)
-        if settings is not None:
-            expand_policies(config, settings)
+        job = check_run(config)
+        if job is not None:
+            expand_policies(config, job.settings)
             with open_dict(config):
                 config[COMMAND] = typed_command(sys.orig_argv)
-            check(of_models(config, settings))
+            check(of_models(job))
             if platform_choice.wants_cpu():
-                return_large_blocks(config, settings)
+                return_large_blocks(config, job.settings)
     except (ConfigError, EnvironmentConfigError, compat.CompatError) as error:
         logger.debug("refused", exc_info=error)  # VERL_LOGGING_LEVEL=DEBUG shows an environment's traceback
         raise SystemExit(f"verl-atgrpo: {' '.join(str(error).split())}") from None
@@ -71,8 +71,8 @@ def without_secrets(section: Any) -> Any:
     return "..." if isinstance(section, str) and _PASSWORD.search(section) else section
 
 
-def check_run(config: DictConfig) -> AtGrpoConfig | None:
-    """Returns the parsed section of a job with trainer mode at_grpo, None of any other.
+def check_run(config: DictConfig) -> Job | None:
+    """Returns the job if its trainer mode is at_grpo, None for any other.
 
     Jobs that use neither the section, the mode nor the estimator are not checked. Makes the environment, which may
     read its data sets. Raises ConfigError or CompatError if the job cannot work.
@@ -90,9 +90,9 @@ def check_run(config: DictConfig) -> AtGrpoConfig | None:
     if use_v1 is not True:
         raise ConfigError(f"trainer.use_v1={shown_as(use_v1)}: the legacy trainer is not supported, set it to true")
     if mode == MODE:
-        settings = read_section(config)
-        check_job(Job(view, settings))
-        return settings
+        job = Job(view, read_section(config))
+        check_job(job)
+        return job
     if section is not None:
         raise ConfigError(
             f"trainer.v1.trainer_mode={mode} ignores the section {SECTION}: set trainer.v1.trainer_mode={MODE} and "

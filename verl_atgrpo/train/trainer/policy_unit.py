@@ -24,7 +24,6 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.answer_rules import of_chats
 from verl_atgrpo.train.config.policies import ADAPTERS
 from verl_atgrpo.train.config.policy_rules import devices_of, of_context
 from verl_atgrpo.train.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
@@ -94,7 +93,6 @@ class PolicyUnit:
         key = f"{SECTION}.policies.{name}" if EXPANDED in job else "actor_rollout_ref"
         longest = get_max_position_embeddings(loaded.hf_config)
         check(of_context(key, job.actor_rollout_ref.rollout, job.data, longest))
-        check(of_chats(settings, name, self.tokenizer))
         self.use_reference_policy = trainable and need_reference_policy(job)
         model = job.actor_rollout_ref.model
         rank = OmegaConf.select(model, "lora.rank") or model.get("lora_rank", 0)

@@ -25,7 +25,13 @@ from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
 from verl_atgrpo.play.opponents import Opponent, OpponentPool
 from verl_atgrpo.play.task_order import HalfSolvedFirst
 from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.answer_rules import hindsights, of_hindsight, of_template_arguments
+from verl_atgrpo.train.config.answer_rules import (
+    answering,
+    hindsights,
+    of_chats,
+    of_hindsight,
+    of_template_arguments,
+)
 from verl_atgrpo.train.config.policies import config_of_host, config_of_policy
 from verl_atgrpo.train.config.run_check import MODE
 from verl_atgrpo.train.config.schema import EXPANDED, PolicySettings
@@ -93,6 +99,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 self.settings.self_played, weights, given.size, given.every, given.choose, self.settings.seed
             )
         self._hindsights = hindsights(self.settings, environment)
+        self._answering = answering(self.settings, environment)
         self._spec = self.settings.estimator_spec(config.algorithm.norm_adv_by_std_in_grpo)
         self._baselines = Baselines(self._spec)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
@@ -148,6 +155,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 else:
                     made[name] = SharingUnit(*given, host=made[host])
         self.units = [made[name] for name in policies]
+        for unit in self.units:
+            check(of_chats(self.settings, self._answering, unit.name, unit.tokenizer))
         tokenizers = {f"policy {unit.name!r}": unit.tokenizer for unit in self.units}
         check(of_template_arguments(self.config.data, tokenizers))
         for name in self.settings.critic_reads_as:
