@@ -132,19 +132,23 @@ def test_a_failing_import_is_loud(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "save_freq", "registered"),
-    [("at_grpo", 5, 1), ("at_grpo", 1, 1), ("at_grpo", -1, 0), ("at_grpo", 0, 0), ("sync", 5, 0)],
+    ("team", "save_freq", "val_only", "registered"),
+    [(True, 5, False, 1), (True, 1, False, 1), (True, -1, False, 0), (True, 5, True, 0), (False, 5, False, 0)],
 )
 def test_a_teams_job_that_saves_has_last_words(
-    mode: str, save_freq: int, registered: int, monkeypatch: pytest.MonkeyPatch
+    team: bool, save_freq: int, val_only: bool, registered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("verl")
+    from verl_atgrpo.train.config import run_check
+
     calls: list[Any] = []
+    trainer = SimpleNamespace(save_freq=save_freq, val_only=val_only)
+    job = SimpleNamespace(trainer=trainer, steps=16) if team else None
     monkeypatch.setattr(plugin.atexit, "register", lambda *call: calls.append(call))
-    trainer = SimpleNamespace(v1=SimpleNamespace(trainer_mode=mode), save_freq=save_freq)
-    plugin._announce_checkpoint(SimpleNamespace(trainer=trainer), use_critic=False)
+    monkeypatch.setattr(run_check, "check_run_or_exit", lambda config: job)
+    plugin._check_and_announce(SimpleNamespace(), use_critic=False)
     ours = [call for call in calls if getattr(call[0], "__module__", "") == "verl_atgrpo.train.trainer.checkpoints"]
-    assert [call[1] for call in ours] == [trainer] * registered
+    assert [(call[1], call[3]) for call in ours] == [(trainer, 16)] * registered
 
 
 def test_the_package_exports_what_authors_import_and_loads_neither_verl_nor_torch() -> None:

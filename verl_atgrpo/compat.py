@@ -128,6 +128,7 @@ SYMBOLS = _symbols(
         _sync_metadata_from_transfer_queue sample(global_steps, partition_id, batch_size)
     verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync wait_for_sampleable(global_steps, partition_id, target_count)
     verl.workers.engine_workers:ActorRolloutRefWorker init_model update_actor(data) update_weights(global_steps, mode)
+        load_checkpoint(local_path, hdfs_path, del_local_after_load)
     verl.utils.device get_torch_device
     verl.workers.rollout.replica:RolloutReplica init_hybrid(worker_group) launch_servers sleep server_address
         server_handle max_concurrency init_standalone get_ray_class_with_init_args

@@ -52,19 +52,20 @@ def _register_estimator(core_algos: ModuleType) -> None:
 
 def _check_configurations(config_module: ModuleType) -> None:
     from verl_atgrpo.compat import call_before
+
+    # verl's own checks end with a traceback, which names no key.
+    call_before(config_module, "validate_config", _check_and_announce)
+
+
+def _check_and_announce(config: Any, **_: Any) -> None:
+    """Checks a run; has the last words of one that saves name the checkpoint, also after SIGINT or SIGTERM."""
     from verl_atgrpo.train.config.run_check import check_run_or_exit
 
-    call_before(config_module, "validate_config", _announce_checkpoint)
-    # verl's own checks end with a traceback, which names no key. Before the other: it was added later.
-    call_before(config_module, "validate_config", check_run_or_exit)
-
-
-def _announce_checkpoint(config: Any, **_: Any) -> None:
-    """Has the command's last words name the checkpoint, also after SIGINT or SIGTERM, which no trainer reports."""
-    if config.trainer.v1.trainer_mode == "at_grpo" and config.trainer.save_freq > 0:
+    job = check_run_or_exit(config)
+    if job is not None and job.trainer.save_freq > 0 and not job.trainer.val_only:
         from verl_atgrpo.train.trainer import checkpoints
 
-        atexit.register(checkpoints.announce, config.trainer, time.time())
+        atexit.register(checkpoints.announce, job.trainer, time.time(), job.steps)
 
 
 try:

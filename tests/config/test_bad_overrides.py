@@ -219,7 +219,7 @@ def overridden(recipe: str, *overrides: str) -> Iterator[Any]:
 
 def message_of(config: Any) -> str:
     with pytest.raises(SystemExit) as caught:
-        check_run_or_exit(config, use_critic=False)
+        check_run_or_exit(config)
     return str(caught.value)
 
 

@@ -454,7 +454,7 @@ def test_plain_job_needs_groups(compose: Any) -> None:
 
 def test_driver_ends_with_one_line(compose: Any) -> None:
     with pytest.raises(SystemExit) as caught:
-        check_run_or_exit(compose("plan_path_cpu", *QUICK, "at_grpo.candidates=1"), use_critic=False)
+        check_run_or_exit(compose("plan_path_cpu", *QUICK, "at_grpo.candidates=1"))
     assert str(caught.value).startswith("verl-atgrpo: at_grpo.candidates=1")
 
 
@@ -512,6 +512,8 @@ def test_the_command_is_kept_without_secrets() -> None:
     assert typed_command(words) == "python -m verl.trainer.main_ppo 'b={x: [1, 2]}' c.api_key=... +t.token=..."
     plain = "python a.max_token_len_per_gpu=9 b.stop_token_ids=1 c.tokenizer=d e.task_key=f:g h=any@http://i/v1"
     assert typed_command(plain.split()) == plain
+    said = "python a.rollout_is=token a.loss_agg_mode=token-mean b.preset=secret-mean"
+    assert typed_command(said.split()) == said
     for secret in (
         "a={b: {OPENAI_API_KEY: s}}",
         "variables={A: s}",
@@ -538,3 +540,107 @@ def test_records_have_no_secrets_of_the_section() -> None:
         ],
         "urls": ["..."],
     }
+
+
+_ROLES = "at_grpo.policies.tool_user"
+_ACTOR = "actor_rollout_ref.actor"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "named"),
+    [
+        ("plan_path_cpu", ["at_grpo.placement=split"], "at_grpo.policies is missing: placement: split needs it"),
+        ("plan_path_cpu_roles", [f"{_ACTOR}.optim.optimizer=Nope"], f"{_ROLES}.optim.optimizer=Nope: "),
+        (
+            "plan_path_cpu_roles",
+            ["actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=10"],
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=10: ",
+        ),
+        (
+            "plan_path_cpu_roles",
+            ["actor_rollout_ref.hybrid_engine=false"],
+            "actor_rollout_ref.hybrid_engine=false has",
+        ),
+        ("plan_path_cpu_roles", [f"{_ACTOR}.ppo_mini_batch_size=7"], f"{_ROLES}.actor.ppo_mini_batch_size=7 does not"),
+    ],
+)
+def test_a_policys_message_names_a_key_that_can_be_set(
+    compose: Any, recipe: str, overrides: list[str], named: str
+) -> None:
+    """A block of `at_grpo.policies` has model, actor, optim and rollout; what else a policy has is the job's."""
+    with pytest.raises(ConfigError) as caught:
+        check_run(compose(recipe, *QUICK, *overrides))
+    assert str(caught.value).startswith(named)
+
+
+_LORA = "actor_rollout_ref.model.lora_rank=4"
+_DISABLED = "trainer.resume_mode=disable"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["save_contents=[hf_model]"],
+            r"save_contents=\['hf_model'\]: a resumed run would begin without its model, op",
+        ),
+        (["save_contents=[model,hf_model]"], r"without its optimizer, extra; set it to \[model, optimizer, extra, hf"),
+        (
+            ["load_contents=[model]"],
+            r"load_contents=\['model'\]: a resumed run would begin without its optimizer, extra",
+        ),
+        (["save_contents=[hf_model]", _DISABLED], None),
+        (
+            ["save_contents=[hf_model]", _DISABLED, _LORA],
+            r"of a policy with an adapter nothing would be saved; add model",
+        ),
+        (["save_contents=[model]", "load_contents=[model]", _DISABLED, _LORA], None),
+    ],
+)
+def test_a_checkpoint_has_what_a_resumed_run_needs(compose: Any, overrides: list[str], message: str | None) -> None:
+    """verl loads what it is told to load, and goes on with the initial weights without a word."""
+    whole = [f"{_ACTOR}.checkpoint.{one}" if "contents" in one else one for one in overrides]
+    config = compose("plan_path_cpu", *QUICK, *whole)
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
+        check_run(config)
+
+
+@pytest.mark.parametrize(
+    ("loss", "override", "refused"),
+    [
+        ("gpg", "clip_ratio_low=0.1", True),
+        ("dro", "clip_ratio_high=0.3", True),
+        ("gspo", "clip_ratio_high=0.3", False),
+        ("gspo", "clip_ratio_c=5", True),
+        ("cispo", "clip_ratio_c=5", True),
+        ("vanilla", "clip_ratio_c=5", False),
+        ("bypass_mode", "clip_ratio_low=0.1", False),
+    ],
+)
+def test_bounds_that_a_loss_does_not_read_are_refused(compose: Any, loss: str, override: str, refused: bool) -> None:
+    given = [f"{_ACTOR}.policy_loss.loss_mode={loss}", f"{_ACTOR}.{override}"]
+    given += [f"{_ACTOR}.policy_loss.dro_beta=0.1"] if loss == "dro" else []
+    with pytest.raises(ConfigError, match=f"{override} has no effect with") if refused else nullcontext():
+        check_run(compose("plan_path_cpu", *QUICK, *given))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["+mode=async", "trainer.v1.sampler.max_off_policy_threshold=3.0"],
+            r"^trainer\.v1\.sampler\.max_off_policy_threshold=3\.0: a whole number",
+        ),
+        (
+            [f"{_ACTOR}.policy_loss.loss_mode=bypass_mode", "algorithm.rollout_correction.rollout_is=token"],
+            r"policy_loss\.loss_mode=bypass_mode ignores algorithm\.rollout_correction\.rollout_is=token: ",
+        ),
+        (
+            [f"{_ACTOR}.optim.lr_warmup_steps=5", f"{_ACTOR}.optim.lr_warmup_steps_ratio=0.1"],
+            r"lr_warmup_steps_ratio=0\.1 has no effect beside actor_rollout_ref\.actor\.optim\.lr_warmup_steps=5",
+        ),
+    ],
+)
+def test_values_that_would_fail_later_or_do_nothing(compose: Any, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_run(compose("plan_path_cpu", *QUICK, *overrides))

@@ -62,12 +62,13 @@ def test_one_adapter_learns_in_a_resumed_run_and_its_base_and_the_others_stay(
         for step in range(saved + 1, last + 2):
             shutil.rmtree(checkpoints / f"global_step_{step}", ignore_errors=True)
     (tmp_path / "metrics.jsonl").rename(tmp_path / "first.jsonl")
-    more = ("+mode=async", f"trainer.total_training_steps={saved + 3}")
+    slower = "at_grpo.policies.left.optim.lr=0.005"
+    more = ("+mode=async", f"trainer.total_training_steps={saved + 3}", slower)
     metrics = finish(start("plan_path_cpu", tmp_path, tied_model, *OVERRIDES, *more, **environment), tmp_path)
     assert set(metrics) == {*range(saved, saved + 4)}
     for step in range(saved + 1, saved + 4):
         data = metrics[step]
-        assert data["policy/left/grad_norm"] > 0 and data["policy/left/lr"] == 0.01
+        assert data["policy/left/grad_norm"] > 0 and data["policy/left/lr"] == 0.005
         assert data.get("policy/left/training/rollout_probs_diff_max", 0.0) < FRESH
         assert data["policy/right/rows"] == 0
         assert {data[f"policy/{name}/updated"] for name in ("right", "judge")} == {0}

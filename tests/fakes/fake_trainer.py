@@ -251,7 +251,7 @@ class FakeTrainer(AtGrpoTrainer):
         )
         self.config = OmegaConf.create(
             {
-                "data": {"train_batch_size": 4, "gen_batch_size": 1},
+                "data": {"train_batch_size": 4, "gen_batch_size": 1, "shuffle": False},
                 "actor_rollout_ref": {"rollout": {"temperature": 0.5}},
                 "trainer": {
                     "total_epochs": 1000,

@@ -98,6 +98,7 @@ class TableEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self.pad_to_length = False
         trained = [weight for weight in module.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=section.optim.lr)
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
         self.steps: list[list[str]] = []
         """Keys of the rows of every optimizer step, in order."""
         self.schedule_steps = 0
@@ -131,12 +132,17 @@ class TableEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     ) -> None:
         for folder in [local_path, *([hdfs_path] if hdfs_path else [])]:
             Path(folder).mkdir(parents=True)
-            torch.save({"weights": self.module.state_dict(), "step": global_step}, Path(folder) / "weights.pt")
+            states = {"optimizer": self.optimizer.state_dict(), "schedule": self.lr_scheduler.state_dict()}
+            content = {"weights": self.module.state_dict(), "step": global_step, **states}
+            torch.save(content, Path(folder) / "weights.pt")
 
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True
     ) -> None:
-        self.module.load_state_dict(torch.load(Path(local_path) / "weights.pt")["weights"])
+        saved = torch.load(Path(local_path) / "weights.pt")
+        self.module.load_state_dict(saved["weights"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.lr_scheduler.load_state_dict(saved["schedule"])
         if del_local_after_load:
             shutil.rmtree(local_path)
 

@@ -97,6 +97,8 @@ class _Trainer:
     """verl's training engine and its worker: every action leaves memory in the cache."""
 
     is_param_offload_enabled = False
+    optimizer = SimpleNamespace(param_groups=[])
+    lr_scheduler = SimpleNamespace(base_lrs=[], lr_lambdas=[])
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

@@ -264,3 +264,22 @@ def test_a_smaller_data_set_is_refused() -> None:
     next(rows)
     with pytest.raises(ValueError, match=r"names task 7, but there are 1 training tasks: .*resume_mode=disable"):
         next(rows)
+
+
+@pytest.mark.parametrize("tasks", [12, 30])
+def test_other_tasks_than_those_of_the_checkpoint_are_played_from_the_first(
+    rollout: FakeRollout, tmp_path: Path, tasks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A place in another order means nothing, and may be none: torchdata would only find out when it is asked."""
+    trainer = FakeTrainer(rollout, tasks=20, folder=tmp_path)
+    trainer.run(3)
+    batch, metrics = trainer.play()
+    trainer.save()
+    trainer.finish(batch, metrics)
+    assert rollout.submitted == list(range(16))
+    del rollout.submitted[:]
+    FakeTrainer(rollout, tasks=tasks, folder=tmp_path).run(1)
+    assert rollout.submitted == [0, 1, 2, 3]
+    assert f"training tasks={tasks} (was 20), data.shuffle=False (was False)" in caplog.text
+    FakeTrainer(rollout, tasks=20, folder=tmp_path).run(1)
+    assert rollout.submitted[4:] == [16, 17, 18, 19]

@@ -92,7 +92,7 @@ def test_what_cannot_be_saved_is_named_with_the_folder_and_the_space(error: Exce
 
 def test_the_last_words_name_the_checkpoint_of_this_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(**changes: Any) -> str:
-        checkpoints.announce(trainer(tmp_path, **changes), 10.0)
+        checkpoints.announce(trainer(tmp_path, **changes), 10.0, 9)
         return capsys.readouterr().err
 
     assert said() == "verl-atgrpo: there is no complete checkpoint yet: the same command begins where this one did\n"
@@ -108,7 +108,7 @@ def test_the_last_words_of_a_complete_training_ask_for_no_other_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said(total: int, **changes: Any) -> str:
-        checkpoints.announce(trainer(tmp_path, total_training_steps=total, **changes), 10.0)
+        checkpoints.announce(trainer(tmp_path, **changes), 10.0, total)
         return capsys.readouterr().err
 
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 4, {})
@@ -118,10 +118,44 @@ def test_the_last_words_of_a_complete_training_ask_for_no_other_run(
     assert said(5).endswith("the same command goes on from it\n")
     os.utime(tmp_path / "latest_checkpointed_iteration.txt", (5.0, 5.0))  # an earlier run's
     for total in (3, 4):
-        assert f"nothing was trained, as {folder} of an earlier run has all of" in said(total)
-        assert f"trainer.total_training_steps={total}: raise it" in said(total)
+        assert f"nothing was trained, as {folder} of an earlier run has all {total} steps: raise " in said(total)
     assert said(5).endswith("the same command goes on from it\n")
     assert "no complete checkpoint" in said(4, resume_mode="disable")
+
+
+def test_the_last_words_go_on_from_the_checkpoint_that_was_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not from a later one of the run that it leaves."""
+    for step in (5, 20):
+        checkpoints.save(trainer(tmp_path), [Unit("coder")], step, {})
+    tracker, five = tmp_path / "latest_checkpointed_iteration.txt", tmp_path / "global_step_5"
+    os.utime(tracker, (5.0, 5.0))
+    named = {"resume_mode": "resume_path", "resume_from_path": str(five)}
+
+    def said(root: Path, total: int) -> str:
+        checkpoints.announce(trainer(root, **named), 10.0, total)
+        return capsys.readouterr().err
+
+    for root, total in ((tmp_path, 20), (tmp_path, 40), (tmp_path / "another", 40)):
+        assert f"the last complete checkpoint is {five}: the same command goes on" in said(root, total)
+    assert f"nothing was trained, as {five} of an earlier run has all 5 steps" in said(tmp_path, 5)
+    os.utime(tracker, (15.0, 15.0))
+    assert said(tmp_path, 20).endswith(
+        "the training is complete; its last checkpoint is " + f"{tmp_path}/global_step_20\n"
+    )
+
+
+def test_a_run_goes_on_from_what_is_left(tmp_path: Path) -> None:
+    """Whoever removes the newest step, which collapsed, goes back to the one before it."""
+    for step in (5, 10, 15):
+        checkpoints.save(trainer(tmp_path), [Unit("coder")], step, {})
+    shutil.rmtree(tmp_path / "global_step_15")
+    (tmp_path / "global_step_10" / "policies.json").unlink()  # incomplete
+    (tmp_path / "global_step_12").mkdir()
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).global_steps == 5
+    shutil.rmtree(tmp_path / "global_step_5")
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).global_steps == 0
 
 
 def test_the_state_of_the_data_loader_may_hold_any_object(tmp_path: Path) -> None:

@@ -48,3 +48,7 @@ def test_a_resumed_run_plays_what_the_interrupted_one_would_have(rollout: FakeRo
         made = make("curriculum", of={"name": "walk"}, levels=[{"size": 3}, {"size": 4}])
         assert isinstance(made, Curriculum)
         FakeTrainer(rollout, levels=LevelOrder(made, 48), tasks=48, folder=tmp_path)
+    with pytest.raises(
+        ValueError, match=r"^at_grpo\.environment\.name=plan_path: tasks of .*global_step_2 were in an"
+    ):
+        FakeTrainer(rollout, tasks=48, folder=tmp_path)

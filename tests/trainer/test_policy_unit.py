@@ -489,6 +489,17 @@ def test_loaded_weights_are_those_that_were_saved(make: Make, tmp_path: Path, ch
     assert torch.equal(resumed.weights, policy.weights)
 
 
+def test_a_resumed_policy_is_trained_with_the_jobs_learning_rate(make: Make, tmp_path: Path) -> None:
+    policy = make()
+    policy.train(6)
+    policy.unit.save(str(tmp_path), 1)
+    slower = make(**{f"{ACTOR}.optim.lr": RATE / 10})
+    slower.unit.load(str(tmp_path))
+    start, (_, metrics) = slower.weights, slower.train(6, step=2)
+    assert metrics["actor/lr"] == pytest.approx(RATE / 10)
+    assert not torch.equal(slower.weights, start)
+
+
 def test_a_checkpoint_is_in_the_policys_folder_and_stays_there(make: Make, tmp_path: Path) -> None:
     policy = make()
     step = tmp_path / "global_step_7"

@@ -249,8 +249,8 @@ def test_a_step_is_recorded_before_its_checkpoint_is_complete(monkeypatch: pytes
     trainer._dump_futures, trainer._tags, trainer._sampled = [row], [], {"team/rows": 4.0}
     trainer.global_steps, trainer._unfinished, trainer.units = 3, deque(), []
     trainer._spec, trainer._baselines = None, SimpleNamespace(state=dict)
-    trainer.config = SimpleNamespace(trainer=None)
-    trainer.train_dataloader = SimpleNamespace(state_dict=dict)
+    trainer.config = SimpleNamespace(trainer=None, data=SimpleNamespace(shuffle=True))
+    trainer.train_dataloader, trainer.train_dataset = SimpleNamespace(state_dict=dict), []
     trainer.checkpoint_callback = SimpleNamespace(on_save=lambda **_: happened.append("callback"))
     monkeypatch.setattr(trainer_queue, "unfinished_tasks", list)
     monkeypatch.setattr(trainer_module, "step_metrics", lambda tags, signal: {"team/success": 0.5})

@@ -13,7 +13,7 @@ from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.types import names_of, part_of
 from verl_atgrpo.train.config.policies import unresolved_job
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, PolicySettings
-from verl_atgrpo.train.config.view import ACTOR, View
+from verl_atgrpo.train.config.view import ACTOR, Place, View
 
 SEPARATE = "separate_async"
 
@@ -117,6 +117,10 @@ class Policy:
         if not self.job.settings.policies:
             return self.job.view
         return View(unresolved_job(self.job.config, self.name, self.settings))
+
+    def named(self, key: str) -> str:
+        """Returns one of its keys below `actor_rollout_ref` as a recipe sets it."""
+        return Place(self.view, f"{ACTOR}.{key}", self.key).name
 
     @property
     def section(self) -> Any:

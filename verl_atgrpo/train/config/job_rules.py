@@ -426,7 +426,6 @@ def of_tasks(job: Job) -> Iterator[str]:
         yield f"data.train_batch_size={batch}: {job.name!r} has only {tasks} training tasks; {lower}"
     if not settings.split_size(job.env, "val"):
         yield f"at_grpo.environment.name={job.name!r} has no validation tasks"
-    yield from of_parts_validated(job)
     _warn_of_unplayed_tasks(job)
     _warn_of_best_of_k(job)
     most = settings.group_filter.max_tasks if settings.group_filter else None

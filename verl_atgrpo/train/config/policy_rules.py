@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from annotated_types import Ge, Gt, MultipleOf
+from annotated_types import Ge, Gt
 from omegaconf import OmegaConf
 
 from verl_atgrpo import platform_choice
@@ -22,6 +22,11 @@ _CLIP_RATIO = 0.2
 """verl's default of `clip_ratio`, which has no effect if the two others are set."""
 _PER_MICRO_BATCH = ("clip_cov", "geo_mean", "kl_cov")
 """Policy losses of verl that average or choose tokens within each micro-batch, which any rows may share."""
+_UNCLIPPED = {
+    ("clip_ratio_low", "clip_ratio_high"): ("sapo", "gpg", "dro"),
+    ("clip_ratio_c",): ("gspo", "sapo", "gpg", "dro", "cispo"),
+}
+"""Bounds of ratios -> policy losses of verl that do not read them."""
 IN_PARTS = ("entropy_from_logits_with_chunking", "entropy_checkpointing")
 """Keys of an engine with which verl computes entropies in parts; prefix trees compute them at once."""
 _NOT_SERVED = ("lm_head", "embed_tokens")
@@ -68,7 +73,8 @@ def of_devices(job: Job) -> Iterator[str]:
         if settings.placement == "colocated" and policy.settings.gpus is not None:
             yield f"{policy.key}.gpus={policy.settings.gpus} has no effect with placement: colocated; remove it"
         if settings.placement == "split" and policy.settings.gpus is None:
-            yield f"{policy.key}.gpus is missing: placement: split needs it"
+            where = f"{policy.key}.gpus is missing" if settings.policies else "at_grpo.policies is missing"
+            yield f"{where}: placement: split needs it, with the gpus of each policy"
     total = sum(job.policies[host].settings.gpus or 0 for host in settings.bases())
     if settings.placement == "split" and total != available:
         yield f"at_grpo.policies: gpus add up to {total}, trainer.n_gpus_per_node is {available}; make them equal"
@@ -134,9 +140,10 @@ def of_training(policy: Policy) -> Iterator[str]:
         yield f"{key}.clip_ratio={ratio} has no effect beside {others}: set those to {ratio}"
     module = optim.optimizer_impl
     if module == "torch.optim" and not hasattr(importlib.import_module(module), optim.optimizer):
-        yield f"{key}.optim.optimizer={optim.optimizer}: {module} has none of this name, as AdamW"
+        yield f"{policy.named('actor.optim.optimizer')}={optim.optimizer}: {module} has none of this name, as AdamW"
     if module != "torch.optim" and importlib.util.find_spec(module.partition(".")[0]) is None:
-        yield f"{key}.optim.optimizer_impl={module}: it is not installed, set it to torch.optim"
+        where = policy.named("actor.optim.optimizer_impl")
+        yield f"{where}={module}: it is not installed, set it to torch.optim"
     whole = policy.settings.lora is None and not policy.model.lora_rank
     if policy.settings.trainable and whole and (dtype := actor.fsdp_config.model_dtype) not in ("fp32", "float32", 32):
         yield (
@@ -162,6 +169,12 @@ def of_losses(policy: Policy) -> Iterator[str]:
         )
     if loss == "sapo" and mode != (needed := "seq-mean-token-mean"):
         yield f"{key}.loss_agg_mode={mode} has no effect with policy_loss.loss_mode=sapo: set it to {needed}"
+    for names, losses in _UNCLIPPED.items():
+        for name in names if loss in losses else ():
+            default = verls_defaults()[f"actor_rollout_ref.actor.{name}"]
+            if actor[name] != default:
+                without = f"has no effect with policy_loss.loss_mode={loss}"
+                yield f"{key}.{name}={actor[name]} {without}: set it to {default}"
     if loss == "dro" and actor.policy_loss.dro_beta is None:
         yield f"{key}.policy_loss.dro_beta=null: loss_mode=dro needs it, a number above 0"
     if policy.model.external_lib is None:  # else workers may register further losses
@@ -194,7 +207,8 @@ def of_batches(policy: Policy) -> Iterator[str]:
     for section, kind in (("actor", "ppo"), ("rollout", "log_prob"), ("ref", "log_prob")):
         name, least = f"{section}.{kind}_max_token_len_per_gpu", -(-row // ranks)
         if (budget := OmegaConf.select(policy.section, name)) < least:
-            yield f"{key}.{name}={budget}: {needed}, and a micro-batch holds whole rows; set it to at least {least}"
+            whole = "a micro-batch holds whole rows"
+            yield f"{policy.named(name)}={budget}: {needed}, and {whole}; set it to at least {least}"
     if rollout.max_num_batched_tokens < rollout.max_num_seqs:
         yield (
             f"{key}.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens}: vLLM needs at least one token "
@@ -259,13 +273,26 @@ def of_adapters(policy: Policy) -> Iterator[str]:
     for module in [modules] if isinstance(modules, str) else modules or ():
         if module in _NOT_SERVED:
             yield f"{policy.key}.model.target_modules={modules}: servers have no adapter on {module}; leave it out"
-    for name in ("save_contents", "load_contents"):
-        given = policy.actor.checkpoint[name]
-        if not {"model", "optimizer", "extra"} <= set(given):
-            yield (
-                f"{policy.key}.actor.checkpoint.{name}={list(given)} has no effect on adapters that share a base, "
-                "whose weights, optimizer and schedule are saved together; set it to [model, optimizer, extra]"
-            )
+
+
+def of_checkpoints(policy: Policy) -> Iterator[str]:
+    """Checkpoints from which a run would go on with other weights, or that hold nothing."""
+    resumed = policy.job.trainer.resume_mode != "disable"
+    for name in ("save_contents", "load_contents") if policy.settings.trainable else ():
+        where, given = f"{policy.key}.actor.checkpoint.{name}", list(policy.actor.checkpoint[name])
+        if missing := [part for part in ("model", "optimizer", "extra") if part not in given]:
+            if policy.settings.base is not None:
+                yield (
+                    f"{where}={given} has no effect on adapters that share a base, whose weights, optimizer and "
+                    "schedule are saved together; set it to [model, optimizer, extra]"
+                )
+            elif resumed:
+                yield (
+                    f"{where}={given}: a resumed run would begin without its {', '.join(missing)}; set it to "
+                    "[model, optimizer, extra, hf_model], or trainer.resume_mode=disable if no run goes on"
+                )
+            elif "model" in missing and policy.model.lora_rank and name == "save_contents":
+                yield f"{where}={given}: of a policy with an adapter nothing would be saved; add model"
 
 
 def of_temperatures(policy: Policy) -> Iterator[str]:
@@ -356,7 +383,7 @@ def _of_staleness(job: Job) -> Iterator[str]:
         why = "no task is in flight in addition to a step's own and nothing is gained over at_grpo.mode=sync"
         yield f"{key}={warmup}: above 0, or {why}"
     least, threshold = 1 + math.ceil(warmup), sampler.max_off_policy_threshold
-    if not fits(Annotated[float, Ge(least), MultipleOf(1)], threshold):
+    if not fits(Annotated[int, Ge(least)], threshold):
         yield (
             f"{_SAMPLER}.max_off_policy_threshold={shown_as(threshold)}: with at_grpo.mode={mode} a number of "
             f"steps, at least {least} (1 + {key}), which bounds the age of an episode"
@@ -367,6 +394,10 @@ def of_a_policys_mode(policy: Policy) -> Iterator[str]:
     """Keys of a policy that the job's mode does not support, or that have no effect in it."""
     mode, loss = policy.job.settings.mode, policy.actor.policy_loss.loss_mode
     yield from _of_standalone_servers(policy) if mode == SEPARATE else _of_shared_devices(policy)
+    correction = policy.job.config.algorithm.rollout_correction
+    if not correction.bypass_mode and correction.rollout_is is not None and loss == "bypass_mode":
+        ignored = f"{_CORRECTION}.rollout_is={correction.rollout_is}"
+        yield f"{policy.key}.actor.policy_loss.loss_mode=bypass_mode ignores {ignored}: set it to vanilla"
     if mode not in _ASYNC:
         return
     for name, why in (
@@ -375,23 +406,19 @@ def of_a_policys_mode(policy: Policy) -> Iterator[str]:
     ):
         if OmegaConf.select(policy.rollout, name):
             yield f"{policy.key}.rollout.{name}=true: {why}; set it to false, or use at_grpo.mode=sync"
-    correction = policy.job.config.algorithm.rollout_correction
     # The loss must use the log-probs of the weights that sampled the candidates.
     if correction.bypass_mode and loss != "vanilla":
         yield (
             f"{policy.key}.actor.policy_loss.loss_mode={loss} with {_CORRECTION}.bypass_mode=true: only vanilla's "
             "ratio is known to correct for older weights; set that, or bypass_mode to false and rollout_is to token"
         )
-    if not correction.bypass_mode and loss == "bypass_mode":
-        ignored = f"{_CORRECTION}.rollout_is={correction.rollout_is}"
-        yield f"{policy.key}.actor.policy_loss.loss_mode=bypass_mode ignores {ignored}: set it to vanilla"
 
 
 def _of_shared_devices(policy: Policy) -> Iterator[str]:
     for name, neutral in _OF_STANDALONE_SERVERS.items():
         if not same(value := OmegaConf.select(policy.section, name), neutral):
             yield (
-                f"{policy.key}.{name}={shown_as(value)} has no effect with at_grpo.mode={policy.job.settings.mode}, "
+                f"{policy.named(name)}={shown_as(value)} has no effect with at_grpo.mode={policy.job.settings.mode}, "
                 f"whose servers are on the trainer's devices: set it to {shown_as(neutral)}, or use "
                 f"at_grpo.mode={SEPARATE}"
             )
@@ -439,7 +466,8 @@ def _of_standalone_servers(policy: Policy) -> Iterator[str]:
     key, section, rollout = policy.key, policy.section, policy.rollout
     mode = f"with at_grpo.mode={SEPARATE}"
     if section.hybrid_engine:
-        yield f"{key}.hybrid_engine=true: {mode} there are no servers on the trainer's devices, set it to false"
+        where = policy.named("hybrid_engine")
+        yield f"{where}=true: {mode} there are no servers on the trainer's devices, set it to false"
     for name in ("nnodes", "n_gpus_per_node"):
         if not fits(Count, rollout[name]):
             number = "the number of the servers' own devices, a whole number above 0"

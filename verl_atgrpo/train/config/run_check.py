@@ -32,12 +32,17 @@ _SECRET = re.compile(
     r"(?i)api_?key|password|secret|credential|(?<![a-z])(token|variables|env_vars)(?![a-z_])",
 )
 """In the name of a key; `variables` are those of other programs, of which many have secrets."""
+_SECRET_WITHIN = re.compile(rf"({_SECRET.pattern})[^\s,{{}}:=]*[:=]".replace("(?i)", "", 1), re.IGNORECASE)
+"""Such a name of a key in a value that is a section."""
 _PASSWORD = re.compile(r"://[^/\s]*@")
 """In an address."""
 
 
-def check_run_or_exit(config: DictConfig, **_: Any) -> None:
-    """Exits with one line if the checks refuse the configuration; else expands the policies of a team's job."""
+def check_run_or_exit(config: DictConfig) -> Job | None:
+    """Exits with one line if the checks refuse the configuration; else expands the policies of a team's job.
+
+    Returns the job, or None of a job that is no team's.
+    """
     try:
         job = check_run(config)
         if job is not None:
@@ -47,6 +52,7 @@ def check_run_or_exit(config: DictConfig, **_: Any) -> None:
             check(of_models(job))
             if platform_choice.wants_cpu():
                 return_large_blocks(config, job.settings)
+        return job
     except (ConfigError, EnvironmentConfigError, compat.CompatError) as error:
         logger.debug("refused", exc_info=error)  # VERL_LOGGING_LEVEL=DEBUG shows an environment's traceback
         raise SystemExit(f"verl-atgrpo: {' '.join(str(error).split())}") from None
@@ -56,8 +62,8 @@ def typed_command(words: Sequence[str]) -> str:
     """Returns a command as one would type it, without the values of keys that name a secret: a model card has it."""
     shown = ["python"]
     for word in words[1:]:
-        key, equals, _ = word.partition("=")
-        hidden = equals and (_SECRET.search(word) or _PASSWORD.search(word))
+        key, equals, value = word.partition("=")
+        hidden = equals and (_SECRET.search(key) or _SECRET_WITHIN.search(value) or _PASSWORD.search(value))
         shown.append(f"{key}=..." if hidden else word)
     return shlex.join(shown)
 
@@ -138,6 +144,7 @@ OF_MODES: tuple[Rule, ...] = (
 _OF_EACH = (
     *(policy_rules.of_servers, policy_rules.of_training, policy_rules.of_losses, policy_rules.of_room),
     *(policy_rules.of_batches, policy_rules.of_tool_calls, policy_rules.of_trees, policy_rules.of_adapters),
+    policy_rules.of_checkpoints,
 )
 OF_POLICIES: tuple[Rule, ...] = (policy_rules.of_devices, policy_rules.of_bases, *map(_each, _OF_EACH), *OF_MODES)
 JOB_RULES: tuple[Rule, ...] = (
@@ -147,7 +154,7 @@ JOB_RULES: tuple[Rule, ...] = (
     # The environment is made here.
     *(job_rules.of_assignments, job_rules.of_agents, job_rules.of_parts, job_rules.of_critic),
     *(job_rules.of_branch_points, job_rules.of_answers, _each(policy_rules.of_temperatures), job_rules.of_schemes),
-    *(job_rules.of_opponents, job_rules.of_tasks, job_rules.of_steps),
+    *(job_rules.of_opponents, job_rules.of_tasks, job_rules.of_parts_validated, job_rules.of_steps),
     # Tasks are made from here on, and solutions are run.
     *(job_rules.of_overlap, job_rules.of_bad_rows),
 )

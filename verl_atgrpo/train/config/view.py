@@ -110,13 +110,14 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The key as messages have it: below the policy's section if that is given."""
+        """The key as messages have it: below the policy's section if that is given and has such keys."""
         if not self.key.startswith(f"{ACTOR}."):
             return self.key
         own = self.key.removeprefix(ACTOR)
+        if self.policy in (None, ACTOR) or own.split(".")[1] not in ("model", "actor", "rollout"):
+            return self.key
         # A policy of its own has `optim` beside `actor`.
-        own = own if self.policy in (None, ACTOR) else own.replace(".actor.optim", ".optim", 1)
-        return f"{self.policy or ACTOR}{own}"
+        return f"{self.policy}{own.replace('.actor.optim', '.optim', 1)}"
 
     def accepts(self, accepted: Any) -> bool:
         """Returns whether the key has a value: this one, `DEFAULT`, or that of another key (`Like`)."""

@@ -25,6 +25,7 @@ from verl.utils.fsdp_utils import load_fsdp_model_to_gpu, offload_fsdp_model_to_
 
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.train.config.policies import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTERS, PAST
+from verl_atgrpo.train.engine.optimizer_settings import keeping_settings
 
 _STATE, _FILE = "optimizer.pt", ".safetensors"
 
@@ -217,8 +218,9 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
             for key, value in state.items():
                 if value.shape == parameter.shape:
                     state[key] = _like(parameter, value)
-        training.optimizer.load_state_dict(saved["optimizer"])
-        training.schedule.load_state_dict(saved["schedule"])
+        with keeping_settings(training.optimizer, training.schedule):
+            training.optimizer.load_state_dict(saved["optimizer"])
+            training.schedule.load_state_dict(saved["schedule"])
         if self.model_config.lora.get(PAST):  # else no past self plays in this job
             self.past |= {int(one.stem): (name, load_file(one)) for one in (folder / PAST).glob(f"*{_FILE}")}
         if self._is_offload_param:

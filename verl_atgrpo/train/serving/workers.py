@@ -26,6 +26,7 @@ from verl.workers.utils import losses
 
 from verl_atgrpo.train.config.policies import ADAPTERS
 from verl_atgrpo.train.engine.loss_scale import repeat_overflows
+from verl_atgrpo.train.engine.optimizer_settings import keeping_settings
 from verl_atgrpo.train.engine.prefix_tree.engine import VENDOR
 from verl_atgrpo.train.serving import arrival, row_loops
 from verl_atgrpo.train.serving.balancer import actor_id
@@ -88,6 +89,15 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     def _sampled(self) -> torch.Tensor:
         get_torch_device().synchronize()  # verl moves parameters to the CPU and does not wait
         return arrival.sample(arrival.trained_weights(self.actor.engine.optimizer))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
+        """Loads weights, moments and the schedule's step; the optimizer's settings stay the job's."""
+        engine = self.actor.engine
+        with keeping_settings(engine.optimizer, engine.lr_scheduler):
+            super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def with_adapter(self, what: str, *given: Any) -> None:

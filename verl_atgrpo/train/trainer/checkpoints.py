@@ -77,10 +77,14 @@ def _trainable(units: Sequence[PolicyUnit]) -> dict[str, str]:
     return {unit.name: unit.folder for unit in units if unit.trainable}
 
 
-def _remove_old(root: Path, keep: int, global_steps: int) -> None:
+def _steps(root: Path) -> list[int]:
+    """Returns the steps that have a folder, ascending."""
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
-    steps = sorted(int(number) for number in numbers if number.isdigit())
-    for step in [step for step in steps if step <= global_steps][:-keep]:
+    return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def _remove_old(root: Path, keep: int, global_steps: int) -> None:
+    for step in [step for step in _steps(root) if step <= global_steps][:-keep]:
         folder = root / f"{_STEP}{step}"
         try:
             (folder / POLICIES_FILE).unlink(missing_ok=True)  # first, so that what may be left is not complete
@@ -133,9 +137,14 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
 
 
 def last_complete(trainer: DictConfig) -> Path | None:
-    """Returns the folder of the last complete step, or None."""
-    found = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
-    return None if found is None else Path(found)
+    """Returns the folder of the last complete step, or None: verl's, or if that is gone the last one that is there."""
+    root = Path(os.path.abspath(trainer.default_local_dir))
+    if (found := find_latest_ckpt_path(str(root))) is not None:
+        return Path(found)
+    if not Path(get_checkpoint_tracker_filename(str(root))).is_file():
+        return None
+    left = {step: root / f"{_STEP}{step}" for step in _steps(root)}
+    return next((left[step] for step in sorted(left, reverse=True) if (left[step] / POLICIES_FILE).is_file()), None)
 
 
 def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:
@@ -152,22 +161,25 @@ def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:
     return f"{complete}: go on with trainer.resume_mode=resume_path trainer.resume_from_path={checkpoint}"
 
 
-def announce(trainer: DictConfig, began: float) -> None:
+def announce(trainer: DictConfig, began: float, total: int) -> None:
     """Writes to stderr what the command has trained and where the next run can resume, as its last words.
 
-    `began` is when the command began, in seconds since the epoch; older checkpoints are an earlier run's, not
-    continued with `resume_mode: disable`.
+    `began` is when the command began, in seconds since the epoch; older checkpoints are an earlier run's, of which
+    `resume_mode: disable` continues none and `resume_path` the one that it names. `total` are the run's steps.
     """
-    found, total = last_complete(trainer), trainer.get("total_training_steps")
+    found = last_complete(trainer)
     earlier = found is not None and Path(get_checkpoint_tracker_filename(str(found.parent))).stat().st_mtime < began
-    if earlier and trainer.resume_mode == "disable":
-        found = None
-    if found is None or total is None or int(found.name.removeprefix(_STEP)) < total:
+    if earlier or found is None:
+        named = trainer.resume_mode == "resume_path"
+        found = Path(os.path.abspath(trainer.resume_from_path)) if named else found
+        found = None if trainer.resume_mode == "disable" else found
+    if found is None or int(found.name.removeprefix(_STEP)) < total:
         said = resume_hint(trainer, found)
     elif earlier:
         said = (
-            f"nothing was trained, as {found} of an earlier run has all of trainer.total_training_steps={total}: "
-            "raise it to go on from there, or begin anew with another trainer.experiment_name or default_local_dir"
+            f"nothing was trained, as {found} of an earlier run has all {total} steps: raise "
+            "trainer.total_training_steps to go on from there, or begin anew with another trainer.experiment_name or "
+            "default_local_dir"
         )
     else:
         said = f"the training is complete; its last checkpoint is {found}"

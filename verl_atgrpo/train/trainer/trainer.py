@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +66,11 @@ from verl_atgrpo.train.trainer.schedule import make_schedule
 from verl_atgrpo.train.trainer.trackers import table_rows, write_table
 from verl_atgrpo.train.trainer.value_critic import ValueCritic
 
+logger = logging.getLogger(__name__)
+
 _POOL = "global_pool"
+_DATA = "data"
+"""Among a checkpoint's states."""
 
 
 @register_trainer(MODE)
@@ -480,7 +485,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.recorder.log({**self._sampled, **step_metrics(self._tags, self._signal)}, self.global_steps)
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
         tasks = self.train_dataloader.state_dict() if self._order is None else self._order.state()
-        states = {name: part.state() for name, part in self._stateful.items()}
+        states = {name: part.state() for name, part in self._stateful.items()} | {_DATA: self._data}
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished, states)
         self._checkpoint = folder
         self.checkpoint_callback.on_save(
@@ -504,15 +509,32 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         if self._opponents is not None and not self._opponents.slots:
             self._freeze_self(0)
         if tasks is not None:
-            if self._order is None and {"tried", "counts"} & tasks.keys():
-                raise ValueError(
-                    f"at_grpo.task_order=shuffled: tasks of {self._checkpoint} were in an order that followed their "
-                    "success; use the one that it was saved with, or set trainer.resume_mode=disable"
-                )
-            (self.train_dataloader.load_state_dict if self._order is None else self._order.restore)(tasks)
+            self._restore_order(tasks, states.get(_DATA, self._data))
         self._unfinished = deque(unfinished)
         further = self.train_dataloader if self._order is None else self._tasks_in_order(self._order)
         self.train_dataloader_it = chain(checkpoints.replay_unfinished(self.train_dataset, self._unfinished), further)
+
+    def _restore_order(self, tasks: dict[str, Any], data: dict[str, Any]) -> None:
+        """Goes on in the order of a checkpoint's tasks, which were made from `data`."""
+        if self._order is not None:
+            self._order.restore(tasks)
+        elif "level" in tasks or "tried" in tasks:
+            name = f"environment.name={self.settings.environment['name']}"
+            raise ValueError(
+                f"at_grpo.{name if 'level' in tasks else 'task_order=shuffled'}: tasks of {self._checkpoint} were in "
+                "an order that followed their success; use the one that it was saved with, or set "
+                "trainer.resume_mode=disable"
+            )
+        elif data == self._data:
+            self.train_dataloader.load_state_dict(tasks)
+        else:
+            given = ", ".join(f"{key}={value} (was {data[key]})" for key, value in self._data.items())
+            logger.warning("the order of training tasks begins anew, as they are others than before: %s", given)
+
+    @property
+    def _data(self) -> dict[str, Any]:
+        """What the data loader's order of training tasks follows from, beside the seed."""
+        return {"training tasks": len(self.train_dataset), "data.shuffle": bool(self.config.data.shuffle)}
 
     def _tasks_in_order(self, order: LevelOrder | HalfSolvedFirst) -> Iterator[dict[str, Any]]:
         """Yields tasks in the form of verl's data loader, each chosen when it is asked for."""

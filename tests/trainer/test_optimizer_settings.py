@@ -1,0 +1,49 @@
+"""What a resumed optimizer has of its checkpoint, and what of the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("verl")
+
+from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+
+from verl_atgrpo.train.engine.optimizer_settings import keeping_settings
+
+STEPS = 20
+
+
+def made(schedule: str, rate: float, **options: Any) -> tuple[Any, Any]:
+    optimizer = torch.optim.AdamW([torch.ones(3, requires_grad=True)], lr=rate, **options)
+    if schedule == "constant":
+        return optimizer, get_constant_schedule_with_warmup(optimizer=optimizer, num_warmup_steps=0)
+    return optimizer, get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=STEPS)
+
+
+def step(optimizer: Any, schedule: Any) -> float:
+    (weights,) = optimizer.param_groups[0]["params"]
+    weights.square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    schedule.step()
+    rate: float = schedule.get_last_lr()[0]
+    assert rate == optimizer.param_groups[0]["lr"]
+    return rate
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_rates_and_decay_are_the_jobs_and_the_moments_the_checkpoints(schedule: str) -> None:
+    saved = made(schedule, 1e-3, weight_decay=0.01, betas=(0.9, 0.99))
+    before = [step(*saved) for _ in range(5)]
+    resumed = made(schedule, 1e-4, weight_decay=0.5, betas=(0.8, 0.95))
+    with keeping_settings(*resumed):
+        for one, other in zip(resumed, saved, strict=True):
+            one.load_state_dict(other.state_dict())
+    (group,), (moments,) = resumed[0].param_groups, resumed[0].state.values()
+    assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.95))
+    assert moments["step"] == 5 and moments["exp_avg"].all()
+    assert resumed[1].get_last_lr()[0] == pytest.approx(before[-1] / 10)
+    assert step(*resumed) == pytest.approx(step(*saved) / 10)  # at the same place of the schedule
