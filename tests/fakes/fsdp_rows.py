@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import socket
@@ -84,16 +85,16 @@ def spawn(main: Callable[..., None], ranks: int, *arguments: Any) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(main, (ranks, port, *arguments), nprocs=ranks)
+    multiprocessing.set_forkserver_preload(["fakes.fsdp_imports"])
+    torch.multiprocessing.start_processes(main, (ranks, port, *arguments), ranks, start_method="forkserver")
 
 
 def join(rank: int, ranks: int, port: int) -> None:
     """Joins the process group of a `spawn`, in CPU mode."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0}
     os.environ.update({name: str(value) for name, value in place.items()}, VERL_PLATFORM="cpu")
-    from verl_atgrpo import cpu
+    import fakes.fsdp_imports  # noqa: F401  (the fork server has)
 
-    cpu.activate()
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
 
