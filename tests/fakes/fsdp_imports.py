@@ -6,12 +6,12 @@ from verl_atgrpo import cpu
 
 cpu.activate()
 
-import peft  # noqa: E402, F401
-import transformers  # noqa: E402, F401
-import verl.workers.engine_workers  # noqa: E402, F401
-import verl.workers.utils.losses  # noqa: E402, F401
+import peft  # noqa: F401
+import transformers  # noqa: F401
+import verl.workers.engine_workers
+import verl.workers.utils.losses  # noqa: F401
 
-import verl_atgrpo.lab.tiny_models.tiny  # noqa: E402, F401
-import verl_atgrpo.recipes  # noqa: E402
-import verl_atgrpo.train.engine.prefix_tree.engine  # noqa: E402, F401
-import verl_atgrpo.train.serving.workers  # noqa: E402, F401
+import verl_atgrpo.lab.tiny_models.tiny
+import verl_atgrpo.recipes
+import verl_atgrpo.train.engine.prefix_tree.engine
+import verl_atgrpo.train.serving.workers  # noqa: F401
