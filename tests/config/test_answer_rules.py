@@ -224,13 +224,15 @@ MIXED = {
         ({"all": "p", "walk": "q"}, "walk.navigator"),
         ({"all": "p", "walk.navigator": "q", "walk.pacer": "q"}, "walk"),
         ({"duel": "p", "levels": "p", "walk": "q"}, "walk.pacer"),
+        ({"duel": "p", "walk": "p", "levels": "p"}, "levels"),
     ],
 )
 def test_a_parts_settings_come_through_the_tokenizers_of_those_who_answer(agents: dict[str, str], key: str) -> None:
     """`p` shows no system message and reads no arguments; it does not answer for the walk."""
     plain, thinks = build_tokenizer(()), build_tokenizer(())
     plain.chat_template, thinks.chat_template = NO_SYSTEM, THINKS
-    given = {"environment": MIXED, "policies": {"p": {}, "q": {}}, "agents": agents}
+    # `levels` plays in validation alone.
+    given = {"environment": MIXED, "policies": {"p": {}, "q": {}}, "agents": agents, "val_agents": {"levels": "q"}}
     made = settings({key: {"system": "Be brief.", "chat_template_kwargs": {"enable_thinking": False}}}, **given)
     check_chats(made, "p", plain)
     check_chats(made, "q", thinks)

@@ -519,6 +519,10 @@ def test_the_command_is_kept_without_secrets() -> None:
         "variables={A: s}",
         "+AWS_SECRET_ACCESS_KEY=s",
         "a.b=http://c:s@d/v1",
+        "a={api_key : s}",
+        "a=[{name: OPENAI_API_KEY, value: s}]",
+        "a.args=[--token,s]",
+        "a.cmd=curl -H Authorization:token s",
     ):
         assert typed_command(["python", secret]) == f"python {secret.partition('=')[0]}=..."
 
@@ -575,6 +579,7 @@ def test_a_policys_message_names_a_key_that_can_be_set(
 
 _LORA = "actor_rollout_ref.model.lora_rank=4"
 _DISABLED = "trainer.resume_mode=disable"
+_NAMED = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=global_step_5")
 
 
 @pytest.mark.parametrize(
@@ -582,24 +587,30 @@ _DISABLED = "trainer.resume_mode=disable"
     [
         (
             ["save_contents=[hf_model]"],
-            r"save_contents=\['hf_model'\]: a resumed run would begin without its model, op",
+            "save_contents=.*hf_model.*: a run that goes on would begin without its model, op",
         ),
-        (["save_contents=[model,hf_model]"], r"without its optimizer, extra; set it to \[model, optimizer, extra, hf"),
+        (["save_contents=[model,hf_model]"], "without its optimizer, extra; add them"),
         (
-            ["load_contents=[model]"],
-            r"load_contents=\['model'\]: a resumed run would begin without its optimizer, extra",
+            ["load_contents=[model,extra]"],
+            "load_contents=.*: a run that goes on would begin without its optimizer; add it",
         ),
         (["save_contents=[hf_model]", _DISABLED], None),
-        (
-            ["save_contents=[hf_model]", _DISABLED, _LORA],
-            r"of a policy with an adapter nothing would be saved; add model",
-        ),
+        (["save_contents=[hf_model]", _DISABLED, _LORA], "without its model; add it"),
         (["save_contents=[model]", "load_contents=[model]", _DISABLED, _LORA], None),
+        # Moments begin anew on purpose, or are not needed.
+        (["load_contents=[model]", *_NAMED], None),
+        (["load_contents=[model]", "trainer.val_only=true"], None),
+        (["load_contents=[hf_model]", *_NAMED], "without its model"),
+        (["save_contents=[]", "load_contents=[model]", "trainer.save_freq=-1"], None),
     ],
 )
-def test_a_checkpoint_has_what_a_resumed_run_needs(compose: Any, overrides: list[str], message: str | None) -> None:
+def test_a_checkpoint_has_what_a_resumed_run_needs(
+    compose: Any, overrides: list[str], message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """verl loads what it is told to load, and goes on with the initial weights without a word."""
     whole = [f"{_ACTOR}.checkpoint.{one}" if "contents" in one else one for one in overrides]
+    (tmp_path / "global_step_5").mkdir()
+    monkeypatch.chdir(tmp_path)
     config = compose("plan_path_cpu", *QUICK, *whole)
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
         check_run(config)
@@ -614,6 +625,7 @@ def test_a_checkpoint_has_what_a_resumed_run_needs(compose: Any, overrides: list
         ("gspo", "clip_ratio_c=5", True),
         ("cispo", "clip_ratio_c=5", True),
         ("vanilla", "clip_ratio_c=5", False),
+        ("gpg", "clip_ratio_low=null", False),
         ("bypass_mode", "clip_ratio_low=0.1", False),
     ],
 )

@@ -32,6 +32,8 @@ def test_every_agent_has_another_player_where_it_is_an_opponent(tmp_path: Path) 
     name = f"versus player={other}"
     assert made.versus == made.header["versus"] == {"x": name, "o": name}
     assert {key: str(player.source) for key, player in made.players.items()} == {"player": own, name: other}
+    # A file of few tasks can be extended.
+    assert plan(SELF, f"actor_rollout_ref.model.path={own}", versus=other, tasks=2).versus == made.versus
     alone = plan(SELF, f"actor_rollout_ref.model.path={own}", tasks=4)
     assert alone.versus == {}
     assert "versus" not in alone.header

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import random
 import socket
+import sys
+import unittest.mock
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import torch
 
 from verl_atgrpo.lab.tiny_models.tiny import build_model, build_tokenizer
 
+_IMPORTS = "fakes.fsdp_imports"
 ROWS = 12
 """Of each rank."""
 Row = tuple[list[int], list[int]]
@@ -85,16 +90,23 @@ def spawn(main: Callable[..., None], ranks: int, *arguments: Any) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.set_forkserver_preload(["fakes.fsdp_imports"])
+    _start_fork_server()
     torch.multiprocessing.start_processes(main, (ranks, port, *arguments), ranks, start_method="forkserver")
+
+
+@functools.cache
+def _start_fork_server() -> None:
+    """Starts the server of this process's forks with what they import; it finds modules by PYTHONPATH alone."""
+    multiprocessing.set_forkserver_preload([_IMPORTS])
+    with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()
 
 
 def join(rank: int, ranks: int, port: int) -> None:
     """Joins the process group of a `spawn`, in CPU mode."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0}
     os.environ.update({name: str(value) for name, value in place.items()}, VERL_PLATFORM="cpu")
-    import fakes.fsdp_imports  # noqa: F401  (the fork server has)
-
+    assert _IMPORTS in sys.modules, "the fork server has imported nothing"
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
 

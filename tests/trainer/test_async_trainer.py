@@ -283,3 +283,15 @@ def test_other_tasks_than_those_of_the_checkpoint_are_played_from_the_first(
     assert f"training tasks={tasks} (was 20), data.shuffle=False (was False)" in caplog.text
     FakeTrainer(rollout, tasks=20, folder=tmp_path).run(1)
     assert rollout.submitted[4:] == [16, 17, 18, 19]
+
+
+@pytest.mark.parametrize("tasks", [12, 30])
+def test_tasks_in_flight_of_other_data_are_forgotten(rollout: FakeRollout, tmp_path: Path, tasks: int) -> None:
+    settings: dict[str, Any] = {"warmup": 2, "threshold": 4, "steps": 8, "folder": tmp_path}
+    trainer = asynchronous(rollout, tasks=20, **settings)
+    trainer.play()
+    trainer.save()
+    assert unfinished_tasks()
+    rollout.crash()
+    asynchronous(rollout, tasks=tasks, **settings).prepare_step()
+    assert rollout.submitted[:8] == [*range(8)]

@@ -158,6 +158,14 @@ def test_a_run_goes_on_from_what_is_left(tmp_path: Path) -> None:
     assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).global_steps == 0
 
 
+def test_no_run_goes_on_from_a_later_step_of_one_that_was_left(tmp_path: Path) -> None:
+    for step in (5, 20, 10):  # 10 after a return to 5
+        checkpoints.save(trainer(tmp_path), [Unit("coder")], step, {})
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).global_steps == 10
+    shutil.rmtree(tmp_path / "global_step_10")
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).global_steps == 5
+
+
 def test_the_state_of_the_data_loader_may_hold_any_object(tmp_path: Path) -> None:
     state = {"drawn": frozenset({3, 5}), "folder": tmp_path}
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, state)

@@ -34,6 +34,18 @@ def step(optimizer: Any, schedule: Any) -> float:
     return rate
 
 
+def test_what_decides_the_state_is_the_checkpoints() -> None:
+    """A step of amsgrad needs the largest second moment, which the checkpoint has not."""
+    saved = made("constant", 1e-3)
+    step(*saved)
+    resumed = made("constant", 1e-3, amsgrad=True, eps=1e-6)
+    with keeping_settings(*resumed):
+        for one, other in zip(resumed, saved, strict=True):
+            one.load_state_dict(other.state_dict())
+    step(*resumed)
+    assert resumed[0].param_groups[0]["eps"] == 1e-6
+
+
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_rates_and_decay_are_the_jobs_and_the_moments_the_checkpoints(schedule: str) -> None:
     saved = made(schedule, 1e-3, weight_decay=0.01, betas=(0.9, 0.99))

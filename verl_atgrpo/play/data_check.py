@@ -116,7 +116,7 @@ def check_rows(env: Environment, split: Split, indices: Sequence[int]) -> RowChe
 
 
 def report(env: Environment, sizes: dict[Split, int], bound: float, shown: int = 20) -> tuple[str, bool]:
-    """Grades every row of a run, whose numbers of tasks are `sizes`.
+    """Grades every row of a run, whose numbers of tasks are `sizes`; of parts and levels all that there are.
 
     Returns a line for each of the first `shown` rows with a defect and a summary, split by split, and whether a share
     of defects is above the `bound` of a training (`at_grpo.max_bad_rows`); no line if the tasks are generated.

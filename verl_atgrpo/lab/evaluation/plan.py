@@ -172,14 +172,18 @@ def _amounts(options: Options, job: Job) -> tuple[int, list[int], int]:
 
 
 def _opponents(job: Job, tasks: int) -> set[str]:
-    """Returns the agents that are an opponent in one of the tasks; raises ValueError if there are none."""
-    found = {agent for index in range(tasks) for agent in job.env.opponents(job.env.task("val", index))}
-    if not found:
+    """Returns the agents that are an opponent in validation; raises ValueError if there are none in the first tasks.
+
+    Of all tasks, so that a result file of a few can be extended.
+    """
+    every = range(max(tasks, job.settings.split_size(job.env, "val")))
+    found = [job.env.opponents(job.env.task("val", index)) for index in every]
+    if not any(found[:tasks]):
         raise ValueError(
             f"--versus has no effect: none of the {tasks} validation tasks of {job.name!r} has an opponent "
             "(Environment.opponents); with tic_tac_toe and connect_four set at_grpo.environment.against=[self]"
         )
-    return found
+    return {agent for opponents in found for agent in opponents}
 
 
 def _players(

@@ -27,7 +27,11 @@ _LOOKED_AT = 64
 def answering(settings: AtGrpoConfig, environment: Environment) -> dict[str, set[str]]:
     """Returns agent -> the policies that may answer for it, in training, validation or as an opponent."""
     training, validation = settings.policies_of(environment), settings.validation_policies_of(environment)
-    found = {agent: {training[agent], validation[agent]} for agent in environment.agents}
+    parts = environment.parts if isinstance(environment, Mixture) else {}
+    found = {agent: {validation[agent]} for agent in environment.agents}
+    for agent in found:
+        if not parts or parts[part_of(agent)].weight:
+            found[agent].add(training[agent])
     if settings.opponents is not None:
         for agent in found:
             found[agent] |= {*settings.opponents.others} if _may_oppose(environment, agent) else set()
@@ -35,7 +39,7 @@ def answering(settings: AtGrpoConfig, environment: Environment) -> dict[str, set
 
 
 def _may_oppose(environment: Environment, agent: str) -> bool:
-    """Returns whether an agent is of a game of several sides: of a mixture's part, for instance."""
+    """Returns whether an agent is of an environment that may have opponents, such as a mixture's part."""
     if isinstance(environment, Mixture):
         return _may_oppose(environment.parts[part_of(agent)].environment, agent)
     if isinstance(environment, Curriculum):

@@ -172,7 +172,7 @@ def of_losses(policy: Policy) -> Iterator[str]:
     for names, losses in _UNCLIPPED.items():
         for name in names if loss in losses else ():
             default = verls_defaults()[f"actor_rollout_ref.actor.{name}"]
-            if actor[name] != default:
+            if actor[name] not in (None, default):
                 without = f"has no effect with policy_loss.loss_mode={loss}"
                 yield f"{key}.{name}={actor[name]} {without}: set it to {default}"
     if loss == "dro" and actor.policy_loss.dro_beta is None:
@@ -277,22 +277,27 @@ def of_adapters(policy: Policy) -> Iterator[str]:
 
 def of_checkpoints(policy: Policy) -> Iterator[str]:
     """Checkpoints from which a run would go on with other weights, or that hold nothing."""
-    resumed = policy.job.trainer.resume_mode != "disable"
-    for name in ("save_contents", "load_contents") if policy.settings.trainable else ():
-        where, given = f"{policy.key}.actor.checkpoint.{name}", list(policy.actor.checkpoint[name])
-        if missing := [part for part in ("model", "optimizer", "extra") if part not in given]:
-            if policy.settings.base is not None:
+    trainer, contents = policy.job.trainer, policy.actor.checkpoint
+    if not policy.settings.trainable:
+        return
+    if policy.settings.base is not None:
+        for name in ("save_contents", "load_contents"):
+            if not {"model", "optimizer", "extra"} <= {*(given := contents[name])}:
                 yield (
-                    f"{where}={given} has no effect on adapters that share a base, whose weights, optimizer and "
-                    "schedule are saved together; set it to [model, optimizer, extra]"
+                    f"{policy.key}.actor.checkpoint.{name}={list(given)} has no effect on adapters that share a base, "
+                    "whose weights, optimizer and schedule are saved together; set it to [model, optimizer, extra]"
                 )
-            elif resumed:
-                yield (
-                    f"{where}={given}: a resumed run would begin without its {', '.join(missing)}; set it to "
-                    "[model, optimizer, extra, hf_model], or trainer.resume_mode=disable if no run goes on"
-                )
-            elif "model" in missing and policy.model.lora_rank and name == "save_contents":
-                yield f"{where}={given}: of a policy with an adapter nothing would be saved; add model"
+        return
+    same_command = trainer.resume_mode == "auto" and trainer.save_freq > 0 and not trainer.val_only
+    needed = ["model", *(["optimizer", "extra"] if same_command else [])]
+    saves = trainer.save_freq > 0 and (trainer.resume_mode != "disable" or policy.model.lora_rank > 0)
+    for name, asked in (("save_contents", saves), ("load_contents", trainer.resume_mode != "disable")):
+        given = list(contents[name])
+        if asked and (missing := [part for part in needed if part not in given]):
+            yield (
+                f"{policy.key}.actor.checkpoint.{name}={given}: a run that goes on would begin without its "
+                f"{', '.join(missing)}; add {'them' if len(missing) > 1 else 'it'}"
+            )
 
 
 def of_temperatures(policy: Policy) -> Iterator[str]:

@@ -32,8 +32,6 @@ _SECRET = re.compile(
     r"(?i)api_?key|password|secret|credential|(?<![a-z])(token|variables|env_vars)(?![a-z_])",
 )
 """In the name of a key; `variables` are those of other programs, of which many have secrets."""
-_SECRET_WITHIN = re.compile(rf"({_SECRET.pattern})[^\s,{{}}:=]*[:=]".replace("(?i)", "", 1), re.IGNORECASE)
-"""Such a name of a key in a value that is a section."""
 _PASSWORD = re.compile(r"://[^/\s]*@")
 """In an address."""
 
@@ -63,7 +61,9 @@ def typed_command(words: Sequence[str]) -> str:
     shown = ["python"]
     for word in words[1:]:
         key, equals, value = word.partition("=")
-        hidden = equals and (_SECRET.search(key) or _SECRET_WITHIN.search(value) or _PASSWORD.search(value))
+        # A plain value, such as `token` of rollout_is, names no key.
+        named = _SECRET.search(word if {*"{[?' "} & {*value} else key)
+        hidden = equals and (named or _PASSWORD.search(value))
         shown.append(f"{key}=..." if hidden else word)
     return shlex.join(shown)
 

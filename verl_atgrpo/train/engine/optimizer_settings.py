@@ -16,7 +16,11 @@ def keeping_settings(optimizer: Optimizer, schedule: LambdaLR) -> Iterator[None]
     torch saves a group's settings with its moments, so a lower `actor.optim.lr` would have no effect on a resumed run.
     The schedule goes on at the checkpoint's step.
     """
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    # Flags go with the state: without amsgrad there is no largest second moment.
+    settings = [
+        {key: value for key, value in group.items() if key != "params" and not isinstance(value, bool | None)}
+        for group in optimizer.param_groups
+    ]
     rates = list(schedule.base_lrs)
     yield
     schedule.base_lrs = rates

@@ -137,14 +137,17 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
 
 
 def last_complete(trainer: DictConfig) -> Path | None:
-    """Returns the folder of the last complete step, or None: verl's, or if that is gone the last one that is there."""
+    """Returns the folder of the last complete step, or None.
+
+    It is the one that was saved last, or the one before it if that is gone; not a later one of a run that was left.
+    """
     root = Path(os.path.abspath(trainer.default_local_dir))
-    if (found := find_latest_ckpt_path(str(root))) is not None:
-        return Path(found)
-    if not Path(get_checkpoint_tracker_filename(str(root))).is_file():
-        return None
-    left = {step: root / f"{_STEP}{step}" for step in _steps(root)}
-    return next((left[step] for step in sorted(left, reverse=True) if (left[step] / POLICIES_FILE).is_file()), None)
+    tracker = Path(get_checkpoint_tracker_filename(str(root)))
+    last = int(tracker.read_text()) if tracker.is_file() else -1
+    folders = [root / f"{_STEP}{step}" for step in _steps(root) if step <= last]
+    complete = [folder for folder in folders if (folder / POLICIES_FILE).is_file()]
+    found = find_latest_ckpt_path(str(root))  # not of a team, perhaps
+    return complete[-1] if complete else None if found is None else Path(found)
 
 
 def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:

@@ -508,9 +508,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 part.restore(states[name])
         if self._opponents is not None and not self._opponents.slots:
             self._freeze_self(0)
+        data = states.get(_DATA, self._data)
         if tasks is not None:
-            self._restore_order(tasks, states.get(_DATA, self._data))
-        self._unfinished = deque(unfinished)
+            self._restore_order(tasks, data)
+        self._unfinished = deque(unfinished if self._order is not None or data == self._data else ())
         further = self.train_dataloader if self._order is None else self._tasks_in_order(self._order)
         self.train_dataloader_it = chain(checkpoints.replay_unfinished(self.train_dataset, self._unfinished), further)
 
