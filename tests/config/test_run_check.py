@@ -587,20 +587,20 @@ _NAMED = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=global_st
     [
         (
             ["save_contents=[hf_model]"],
-            "save_contents=.*hf_model.*: a run that goes on would begin without its model, op",
+            "save_contents=.*hf_model.* leaves out model, optimizer, extra, which",
         ),
-        (["save_contents=[model,hf_model]"], "without its optimizer, extra; add them"),
+        (["save_contents=[model,hf_model]"], "leaves out optimizer, extra, which .* needs; add them"),
         (
             ["load_contents=[model,extra]"],
-            "load_contents=.*: a run that goes on would begin without its optimizer; add it",
+            "load_contents=.* leaves out optimizer, which .* needs; add it",
         ),
         (["save_contents=[hf_model]", _DISABLED], None),
-        (["save_contents=[hf_model]", _DISABLED, _LORA], "without its model; add it"),
+        (["save_contents=[hf_model]", _DISABLED, _LORA], "leaves out model, which"),
         (["save_contents=[model]", "load_contents=[model]", _DISABLED, _LORA], None),
         # Moments begin anew on purpose, or are not needed.
         (["load_contents=[model]", *_NAMED], None),
         (["load_contents=[model]", "trainer.val_only=true"], None),
-        (["load_contents=[hf_model]", *_NAMED], "without its model"),
+        (["load_contents=[hf_model]", *_NAMED], "leaves out model, which"),
         (["save_contents=[]", "load_contents=[model]", "trainer.save_freq=-1"], None),
     ],
 )

@@ -295,8 +295,8 @@ def of_checkpoints(policy: Policy) -> Iterator[str]:
         given = list(contents[name])
         if asked and (missing := [part for part in needed if part not in given]):
             yield (
-                f"{policy.key}.actor.checkpoint.{name}={given}: a run that goes on would begin without its "
-                f"{', '.join(missing)}; add {'them' if len(missing) > 1 else 'it'}"
+                f"{policy.key}.actor.checkpoint.{name}={given} leaves out {', '.join(missing)}, which a run that goes "
+                f"on, or the export of an adapter, needs; add {'them' if len(missing) > 1 else 'it'}"
             )
 
 
