@@ -81,7 +81,7 @@ def test_far_goals_are_jobs_that_can_start_and_are_validated_alike(compose: Any,
     tasks = [environment.task("val", index) for index in range(200)]
     far = [getattr(task, "task", task) for task in tasks]
     assert environment.num_tasks("val") in (None, 200)
-    assert far == [make("plan_path_single", **BOARD, min_distance=9).task("val", index) for index in range(200)]
+    assert far == [make("plan_path_single", **BOARD, min_distance=10).task("val", index) for index in range(200)]
 
 
 @pytest.mark.parametrize("name", MIXTURE)
@@ -99,7 +99,7 @@ def test_self_play_is_a_job_with_and_without_past_selves(compose: Any, tmp_path:
     assert opponents is not None and opponents.past == (name == "past_selves")
 
 
-BOARD: dict[str, Any] = {"size": 9, "wall_density": 0.0, "max_turns": 2, "max_moves": 14, "style": "compact"}
+BOARD: dict[str, Any] = {"size": 10, "wall_density": 0.05, "max_turns": 2, "max_moves": 14, "style": "compact"}
 
 
 WORDS = [
