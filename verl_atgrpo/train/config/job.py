@@ -118,7 +118,7 @@ class Policy:
             return self.job.view
         return View(unresolved_job(self.job.config, self.name, self.settings))
 
-    def named(self, key: str) -> str:
+    def key_of(self, key: str) -> str:
         """Returns one of its keys below `actor_rollout_ref` as a recipe sets it."""
         return Place(self.view, f"{ACTOR}.{key}", self.key).name
 

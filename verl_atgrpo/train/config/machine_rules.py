@@ -65,7 +65,7 @@ def of_models(job: Job) -> Iterator[str]:
         if cpu:
             yield from of_cpu_prefill(key, policy.rollout)
             yield from of_shared_memory(key, policy.rollout)
-    tokenizers = {}
+    tokenizers, answers = {}, answering(settings, job.env)
     for name, (key, policy) in policies.items():
         if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
             longest, tokenizer = _read(key, policy.model, padded=not cpu)
@@ -74,7 +74,7 @@ def of_models(job: Job) -> Iterator[str]:
             yield from _of_hub_name(f"{key}.model.path={policy.model.path}", policy.model.path)
             tokenizer = _downloaded_tokenizer(policy.model)
         if tokenizer is not None:
-            yield from of_chats(settings, answering(settings, job.env), name, tokenizer)
+            yield from of_chats(settings, answers, name, tokenizer)
             tokenizers[f"policy {name!r}"] = tokenizer
     readers = [found for name in settings.critic_reads_as if (found := tokenizers.get(f"policy {name!r}")) is not None]
     texts = hindsights(settings, job.env) if readers else []

@@ -140,9 +140,9 @@ def of_training(policy: Policy) -> Iterator[str]:
         yield f"{key}.clip_ratio={ratio} has no effect beside {others}: set those to {ratio}"
     module = optim.optimizer_impl
     if module == "torch.optim" and not hasattr(importlib.import_module(module), optim.optimizer):
-        yield f"{policy.named('actor.optim.optimizer')}={optim.optimizer}: {module} has none of this name, as AdamW"
+        yield f"{policy.key_of('actor.optim.optimizer')}={optim.optimizer}: {module} has none of this name, as AdamW"
     if module != "torch.optim" and importlib.util.find_spec(module.partition(".")[0]) is None:
-        where = policy.named("actor.optim.optimizer_impl")
+        where = policy.key_of("actor.optim.optimizer_impl")
         yield f"{where}={module}: it is not installed, set it to torch.optim"
     whole = policy.settings.lora is None and not policy.model.lora_rank
     if policy.settings.trainable and whole and (dtype := actor.fsdp_config.model_dtype) not in ("fp32", "float32", 32):
@@ -208,7 +208,7 @@ def of_batches(policy: Policy) -> Iterator[str]:
         name, least = f"{section}.{kind}_max_token_len_per_gpu", -(-row // ranks)
         if (budget := OmegaConf.select(policy.section, name)) < least:
             whole = "a micro-batch holds whole rows"
-            yield f"{policy.named(name)}={budget}: {needed}, and {whole}; set it to at least {least}"
+            yield f"{policy.key_of(name)}={budget}: {needed}, and {whole}; set it to at least {least}"
     if rollout.max_num_batched_tokens < rollout.max_num_seqs:
         yield (
             f"{key}.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens}: vLLM needs at least one token "
@@ -423,7 +423,7 @@ def _of_shared_devices(policy: Policy) -> Iterator[str]:
     for name, neutral in _OF_STANDALONE_SERVERS.items():
         if not same(value := OmegaConf.select(policy.section, name), neutral):
             yield (
-                f"{policy.named(name)}={shown_as(value)} has no effect with at_grpo.mode={policy.job.settings.mode}, "
+                f"{policy.key_of(name)}={shown_as(value)} has no effect with at_grpo.mode={policy.job.settings.mode}, "
                 f"whose servers are on the trainer's devices: set it to {shown_as(neutral)}, or use "
                 f"at_grpo.mode={SEPARATE}"
             )
@@ -471,7 +471,7 @@ def _of_standalone_servers(policy: Policy) -> Iterator[str]:
     key, section, rollout = policy.key, policy.section, policy.rollout
     mode = f"with at_grpo.mode={SEPARATE}"
     if section.hybrid_engine:
-        where = policy.named("hybrid_engine")
+        where = policy.key_of("hybrid_engine")
         yield f"{where}=true: {mode} there are no servers on the trainer's devices, set it to false"
     for name in ("nnodes", "n_gpus_per_node"):
         if not fits(Count, rollout[name]):
