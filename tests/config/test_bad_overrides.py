@@ -551,6 +551,34 @@ def test_a_model_of_the_hub_is_read_on_the_cpu_too(
         check(machine_rules.of_models(Job(View(config), read_section(config))))
 
 
+def test_a_model_without_a_number_of_positions_is_refused(
+    compose: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer, BloomConfig
+
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
+    folder = shutil.copytree(model, tmp_path / "model")
+    BloomConfig(vocab_size=len(AutoTokenizer.from_pretrained(folder))).save_pretrained(folder)
+    config = compose("plan_path_cpu", f"{_M}.path={folder}")
+    with pytest.raises(ConfigError, match=r"model\.path=.*max_position_embeddings, and bloom has none"):
+        check(machine_rules.of_models(Job(View(config), read_section(config))))
+
+
+def test_a_tokenizer_that_this_machine_cannot_load_is_left_to_the_workers(
+    compose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    def needs_more(name: str, **_: object) -> None:
+        raise ImportError("it needs the package sentencepiece")
+
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    monkeypatch.setattr(machine_rules, "_of_attention", lambda model: [])
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", needs_more)
+    config = compose("plan_path_cpu", f"{_M}.path=owner/tiny")
+    check(machine_rules.of_models(Job(View(config), read_section(config))))
+
+
 # ------------------------------------------------------------------ the real command
 
 

@@ -21,7 +21,7 @@ from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.job_rules import loggers
 from verl_atgrpo.train.config.policies import config_of_policy
 from verl_atgrpo.train.config.policy_rules import of_context
-from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.view import ACTOR
 
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
@@ -50,28 +50,21 @@ def of_models(job: Job) -> Iterator[str]:
             f"trainer.device={config.trainer.device}: this torch is built for the CPU, or VERL_PLATFORM=cpu; use "
             "hardware=cpu, or install verl-atgrpo[gpu] on a machine with a GPU (docs/one_gpu.md)"
         )
-    policies = {
-        name: (
-            f"{SECTION}.policies.{name}" if settings.policies else ACTOR,
-            config_of_policy(config, name).actor_rollout_ref,
-        )
-        for name in settings.policy_settings()
-    }
-    for key, policy in policies.values():  # first what needs no model
+    for policy in job.policies.values():  # first what needs no model
         if not cpu:
             yield from _of_attention(policy.model)
-        _import(f"{key}.model.external_lib", policy.model.external_lib)
-        yield from _of_quantization(f"{key}.rollout.quantization", policy.rollout.quantization)
+        _import(f"{policy.key}.model.external_lib", policy.model.external_lib)
+        yield from _of_quantization(f"{policy.key}.rollout.quantization", policy.rollout.quantization)
         if cpu:
-            yield from of_cpu_prefill(key, policy.rollout)
-            yield from of_shared_memory(key, policy.rollout)
+            yield from of_cpu_prefill(policy.key, policy.rollout)
+            yield from of_shared_memory(policy.key, policy.rollout)
     tokenizers, answers = {}, answering(settings, job.env)
-    for name, (key, policy) in policies.items():
+    for name, policy in job.policies.items():
         if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
-            longest, tokenizer = _read(key, policy.model, padded=not cpu)
-            yield from of_context(key, policy.rollout, config.data, longest)
+            longest, tokenizer = _read(policy.key, policy.model, padded=not cpu)
+            yield from of_context(policy.key, policy.rollout, config.data, longest)
         else:
-            yield from _of_hub_name(f"{key}.model.path={policy.model.path}", policy.model.path)
+            yield from _of_hub_name(f"{policy.key}.model.path={policy.model.path}", policy.model.path)
             tokenizer = _downloaded_tokenizer(policy.model)
         if tokenizer is not None:
             yield from of_chats(settings, answers, name, tokenizer)
@@ -80,7 +73,7 @@ def of_models(job: Job) -> Iterator[str]:
     texts = hindsights(settings, job.env) if readers else []
     for tokenizer in readers:
         yield from of_hindsight(texts, tokenizer, config.data)
-    if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
+    if len(tokenizers) == len(job.policies):  # else the trainer checks it
         yield from of_template_arguments(config.data, tokenizers)
 
 
@@ -117,7 +110,7 @@ def _downloaded_tokenizer(model: DictConfig) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, local_files_only=True)
-    except (OSError, ValueError):
+    except _errors_of_loading():
         return None
     tokenizer.chat_template = model.custom_chat_template or tokenizer.chat_template
     return tokenizer if tokenizer.chat_template else None
@@ -179,14 +172,13 @@ def _read(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
         )
     for name in _FILES:
         _check_json(where, folder / name)
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoTokenizer
 
     trusted = bool(model.trust_remote_code)
     try:
         read = AutoConfig.from_pretrained(model.hf_config_path or model.path, trust_remote_code=trusted)
         tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, trust_remote_code=trusted)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, StrictDataclassError) as error:
+    except _errors_of_loading() as error:
         remedy = "make it anew, or set another path"
         if on_hub:
             remedy = "no folder has this name; without the hub verl-atgrpo make-smollm2 <folder> makes a small model"
@@ -203,7 +195,19 @@ def _read(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
     tokenizer.chat_template = model.custom_chat_template or tokenizer.chat_template
     if not tokenizer.chat_template:
         raise ConfigError(f"{where}: the tokenizer has no chat template; a team's prompts are chats")
-    return int(text.max_position_embeddings), tokenizer
+    if not (longest := getattr(text, "max_position_embeddings", None)):
+        raise ConfigError(
+            f"{where}: verl's rollout needs a model with max_position_embeddings, and {text.model_type} has none; use "
+            "another model"
+        )
+    return int(longest), tokenizer
+
+
+def _errors_of_loading() -> tuple[type[Exception], ...]:
+    """Returns what transformers raises for files that it cannot load, of a model or of a tokenizer."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, StrictDataclassError)
 
 
 def _check_json(where: str, file: Path) -> None:
