@@ -49,7 +49,6 @@ class Adapter:
     """verl's rollout adapter with a server in a thread, which receives weights as vLLM's workers do."""
 
     replica_rank = 0
-    sleep_level = 2
 
     def __init__(self, channel: str, calls: Calls) -> None:
         self._channel, self._calls = channel, calls

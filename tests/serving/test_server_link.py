@@ -32,7 +32,6 @@ class Adapter:
     """A fake of verl's rollout adapter: its server loads `takes` parameters and then fails with `error`."""
 
     replica_rank = 3
-    sleep_level = 2
 
     def __init__(self, takes: int = len(NAMES), error: Exception | None = None) -> None:
         self.takes, self.error = takes, error
@@ -125,13 +124,6 @@ def test_asynchronous_weights_are_gathered_too() -> None:
 
     asyncio.run(ServerLink(Adapter(), serves=False).update_weights(weights()))
     assert gathered == NAMES
-
-
-def test_the_sleep_level_is_the_adapters() -> None:
-    adapter = Adapter()
-    link = ServerLink(adapter, serves=True)
-    link.sleep_level = 1
-    assert adapter.sleep_level == link.sleep_level == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ pytest.importorskip("verl")
 
 from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 
+from verl_atgrpo.train.engine.adapters import _sharded
 from verl_atgrpo.train.engine.optimizer_settings import keeping_settings
 
 STEPS = 20
@@ -59,3 +60,12 @@ def test_rates_and_decay_are_the_jobs_and_the_moments_the_checkpoints(schedule: 
     assert moments["step"] == 5 and moments["exp_avg"].all()
     assert resumed[1].get_last_lr()[0] == pytest.approx(before[-1] / 10)
     assert step(*resumed) == pytest.approx(step(*saved) / 10)  # at the same place of the schedule
+
+
+def test_a_state_that_is_a_number_or_has_a_type_of_its_own_is_kept() -> None:
+    """As those of bitsandbytes: a resume of adapters failed, or would have made floats of quantised moments."""
+    parameter = torch.zeros(2, 3)
+    saved = {"step": 7, "state1": torch.arange(6, dtype=torch.uint8).reshape(2, 3), "absmax1": torch.ones(1)}
+    found = _sharded(saved, parameter)
+    assert found["step"] == 7 and found["state1"].dtype == torch.uint8
+    assert all(torch.equal(found[name], saved[name]) for name in ("state1", "absmax1"))

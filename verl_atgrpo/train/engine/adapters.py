@@ -214,10 +214,8 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
         saved = torch.load(folder / _STATE, weights_only=True, map_location="cpu")
         training = self._training[name]
         for number, parameter in enumerate(parameters.values()):
-            state = saved["optimizer"]["state"].get(number, {})
-            for key, value in state.items():
-                if value.shape == parameter.shape:
-                    state[key] = _like(parameter, value)
+            if (state := saved["optimizer"]["state"].get(number)) is not None:
+                saved["optimizer"]["state"][number] = _sharded(state, parameter)
         with keeping_settings(training.optimizer, training.schedule):
             training.optimizer.load_state_dict(saved["optimizer"])
             training.schedule.load_state_dict(saved["schedule"])
@@ -241,10 +239,18 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _like(parameter: Tensor, whole: Tensor) -> Tensor:
     """Returns a whole tensor, sharded as a parameter is."""
-    moved = whole.to(parameter.device, parameter.dtype)
+    moved = whole.to(parameter.device)
     if not isinstance(parameter, DTensor):
         return moved
     return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
+
+
+def _sharded(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """Returns a parameter's state of an optimizer, sharded as the parameter; some optimizers count steps by a number."""
+    return {
+        key: _like(parameter, value) if isinstance(value, Tensor) and value.shape == parameter.shape else value
+        for key, value in state.items()
+    }
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,10 +80,8 @@ def agreement(found: Tensor, rows: Sequence[Mapping[str, Any]], end: str = "epis
 
 def _larger(these: Sequence[float], those: Sequence[float]) -> float:
     """Returns the number of pairs in which the first is larger, with ties as halves."""
-    ordered = torch.tensor(those, dtype=torch.float64).sort().values
-    values = torch.tensor(these, dtype=torch.float64)
-    below, up_to = (torch.searchsorted(ordered, values, right=right).double().sum().item() for right in (False, True))
-    return (below + up_to) / 2
+    ours, others = (torch.tensor(some, dtype=torch.float64) for some in (these, those))
+    return ((ours[:, None] - others).sign() + 1).sum().item() / 2
 
 
 def _ends_by_task(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[dict[str, None], dict[str, None]]]:

@@ -108,10 +108,16 @@ def name_receiver() -> None:
     os.environ[_JOB] = job_name()
 
 
-def name_sender(adapter: Any) -> None:
-    """Names the weight socket of verl's rollout adapter after this job; raises RuntimeError if verl's form changed."""
-    job_id = ray.get_runtime_context().get_job_id()
-    renamed = adapter.zmq_handle.replace(f"-{job_id}-replica-", f"-{job_name()}-replica-")
-    if renamed == adapter.zmq_handle:
-        raise RuntimeError(f"verl's weight channel {adapter.zmq_handle!r} does not name the job {job_id} any more")
+def name_sender(adapter: Any, first_replica: int = 0) -> None:
+    """Has verl's rollout adapter count its replica from the policy's first, and names its weight socket after this job.
+
+    Raises RuntimeError if verl's form of the name has changed.
+    """
+    job_id, old = ray.get_runtime_context().get_job_id(), adapter.replica_rank
+    adapter.replica_rank = old + first_replica
+    names = f"-{job_id}-replica-{old}-", f"-{job_name()}-replica-{adapter.replica_rank}-"
+    if (renamed := adapter.zmq_handle.replace(*names)) == adapter.zmq_handle:
+        raise RuntimeError(
+            f"verl's weight channel {adapter.zmq_handle!r} does not name job {job_id} and replica {old} any more"
+        )
     adapter.zmq_handle = renamed

@@ -169,16 +169,6 @@ class ServerLink:
         self.failure: str | None = None
         """Why the server did not load the weights; None if it did, or does not serve."""
 
-    @property
-    def sleep_level(self) -> int:
-        """The adapter's sleep level, which verl sets for adapters."""
-        level: int = self._adapter.sleep_level
-        return level
-
-    @sleep_level.setter
-    def sleep_level(self, level: int) -> None:
-        self._adapter.sleep_level = level
-
     async def resume(self, tags: list[str]) -> None:
         """Wakes the parts of the server named by `tags`."""
         if self._open:
@@ -231,14 +221,7 @@ class PolicyWorker(TrainerWorker):
     def init_model(self) -> None:
         """Builds the engines, then points the rollout adapter to this job's and policy's replica."""
         super().init_model()
-        adapter = self.rollout
-        name_sender(adapter)
-        old, new = adapter.replica_rank, adapter.replica_rank + self._first_replica
-        adapter.replica_rank = new
-        channel = adapter.zmq_handle.replace(f"-replica-{old}-", f"-replica-{new}-")
-        if self._first_replica and channel == adapter.zmq_handle:
-            raise RuntimeError(f"verl's weight channel {channel!r} does not name the replica any more")
-        adapter.zmq_handle = channel
+        name_sender(self.rollout, self._first_replica)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def update_weights(
