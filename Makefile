@@ -113,7 +113,7 @@ test-slow: $(VENV)/package
 	$(MAKE) --jobs 2 --output-sync=target test-alone test-trainings
 
 test-alone:
-	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 --dist worksteal --durations 10 $(ARGS)
+	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 --dist worksteal --durations 10 $(ARGS) $$(grep -rl --include='test_*.py' mark.slow tests | sort)
 
 test-trainings:
 	VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models tests/test_notebook.py $$(grep -rl --include='test_*.py' mark.training tests | sort)

@@ -24,9 +24,9 @@ BY_CHANCE = ("memory", "sandbox processes killed", "programs run again", "restar
 @pytest.mark.slow
 @pytest.mark.parametrize("branches", [False, True])
 def test_a_short_run_with_all_faults(branches: bool) -> None:
-    lines = soak.soak(steps=30, minutes=HANG / 60, seed=1, timeout=0.5, branches=branches)
+    lines = soak.soak(steps=20, minutes=HANG / 60, seed=1, timeout=0.5, branches=branches)
     assert [line for line in lines if not line[2] and line[0].partition(":")[0] not in BY_CHANCE] == []
-    assert dict((name, figure) for name, figure, _ in lines)["steps"].startswith("30 of 30 in")
+    assert dict((name, figure) for name, figure, _ in lines)["steps"].startswith("20 of 20 in")
 
 
 # ------------------------------------------------------------------ the ledger

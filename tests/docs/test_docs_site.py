@@ -112,8 +112,8 @@ def templates() -> list[Any]:
     found = []
     for path in (path for folder in ("verl_atgrpo", "environments") for path in (ROOT / folder).rglob("*.py")):
         source = path.read_text()
-        # `contained` says what raised.
-        source += "".join(f'\nf"{what} raised {{error}}"' for what in re.findall(r'with contained\(f?"(.*)"\)', source))
+        contained = re.findall(r'with contained\(f?"(.*)"\)', source)  # which says what raised
+        source += "".join(f'\nf"{what} raised {{error}}"' for what in contained)
         found += script("message_templates").templates_of(source)
     for rule in KEY_RULES.values():
         if (why := rule.refused(Anywhere())) is not None:  # type: ignore[arg-type]

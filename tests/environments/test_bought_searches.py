@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import pytest
 from fakes.scripted_episodes import of, scripted
@@ -18,6 +19,7 @@ pytest.importorskip("bm25s", reason="needs the extra `search`")
 from verl_atgrpo import Environment, Split, make
 from verl_atgrpo.environments.search.corpus import FAMILIES, GIVEN, KINDS, PLACES, RIVERS, Question
 from verl_atgrpo.environments.search.environment import SearchEnvironment
+from verl_atgrpo.play import tools
 from verl_atgrpo.play.testing import Script
 
 TASKS: Mapping[Split, int] = {"train": 40, "val": 40}
@@ -172,6 +174,16 @@ PLAYERS: dict[str, tuple[str, str, Callable[[Question, Words], Mapping[str, Scri
         lambda task, prompt: re.findall(r"(?:does|in) (\w+ \w+)", prompt)[0],
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches without a thread for each, which takes half of the time; test_tools.py has the threads."""
+
+    async def direct(run: Callable[[], Any]) -> Any:
+        return run()
+
+    monkeypatch.setattr(tools, "_in_thread", direct)
 
 
 @pytest.mark.parametrize("split", TASKS)

@@ -263,6 +263,7 @@ def test_all_of_humaneval() -> None:
 
 @pytest.mark.slow
 @needs_humaneval
-@pytest.mark.parametrize("nothing", ["", "pass"])
-def test_nothing_passes_no_test_of_humaneval(nothing: str) -> None:
-    assert {one.fraction for one in verdicts([(problem, nothing) for problem in humaneval()])} == {0}
+def test_nothing_passes_no_test_of_humaneval() -> None:
+    problems = humaneval()
+    said = [*((problem, "") for problem in problems), (problems[0], "pass")]
+    assert {one.fraction for one in verdicts(said)} == {0}

@@ -28,7 +28,7 @@ MIXED = {
     "options": {
         "datasets": [
             {"name": "leg_counting"},
-            {"name": "spell_backward", "weight": 2.0, "config": {"max_word_len": 4}},
+            {"name": "chain_sum", "weight": 2.0, "config": {"min_terms": 2, "max_terms": 2}},
         ]
     },
 }
@@ -112,7 +112,7 @@ def test_a_composite_keeps_it_and_scores_each_task_by_its_own_data_set() -> None
     check_environment(here("reasoning_gym"), MIXED, gold=gold("full"), tasks=6, episodes=1, bounds=(0, 1))
     env = make("reasoning_gym", **MIXED)
     tasks = [env.task("train", index) for index in range(12)]
-    assert {task.entry["metadata"]["source_dataset"] for task in tasks} == {"leg_counting", "spell_backward"}
+    assert {task.entry["metadata"]["source_dataset"] for task in tasks} == {"leg_counting", "chain_sum"}
 
 
 def test_splits_share_no_question_and_global_generators_are_restored() -> None:

@@ -129,7 +129,6 @@ class _Trainer:
 class _Adapter:
     """verl's rollout adapter: the first worker of a replica calls its server."""
 
-
     def __init__(self, worker: Worker, replica: DeviceReplica, leads: bool) -> None:
         self._worker, self._replica, self._leads = worker, replica, leads
         self.replica_rank = replica.replica_rank

@@ -22,9 +22,7 @@ def _in_job(monkeypatch: pytest.MonkeyPatch, cluster: str) -> None:
 
 
 def _sender(first_replica: int = 0) -> str:
-    adapter = SimpleNamespace(
-        zmq_handle="ipc:///tmp/rl-colocate-zmq-01000000-replica-1-rank-0.sock", replica_rank=1
-    )
+    adapter = SimpleNamespace(zmq_handle="ipc:///tmp/rl-colocate-zmq-01000000-replica-1-rank-0.sock", replica_rank=1)
     name_sender(adapter, first_replica)
     assert adapter.replica_rank == first_replica + 1
     return adapter.zmq_handle
