@@ -176,20 +176,6 @@ def test_success_that_is_the_best_candidates_is_named(
     assert len(warned) == (key is not None) and all(message.startswith(f"at_grpo.{key}: ") for message in warned)
 
 
-def test_verls_switch_holds_for_parts(compose: Any) -> None:
-    settings = settings_of(compose, "at_grpo.parts={walk: {estimator: grpo}, search: {estimator: rloo}}")
-    specs = {"": settings.estimator_spec(False), **settings.estimator_spec(False).parts}
-    assert {part: spec.scale for part, spec in specs.items()} == {"": "none", "walk": "none", "search": "none"}
-    assert settings.spec.parts["walk"].scale == "std"
-
-
-def test_the_switch_of_a_part_that_does_not_follow_it_is_refused(compose: Any) -> None:
-    off = "algorithm.norm_adv_by_std_in_grpo=false"
-    settings_of(compose, off, "at_grpo.parts={walk: {estimator: grpo}}")
-    with pytest.raises(ConfigError, match=r"not off at_grpo\.parts\.search\.estimator=rae: set it to true"):
-        settings_of(compose, off, PARTS)
-
-
 BRANCHES = "at_grpo.parts={walk: {scheme: branch, branch: {at: {walk.pacer: 0}}}}"
 
 

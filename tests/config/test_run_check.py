@@ -332,11 +332,7 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("at_grpo.request_retries=-1", "at_grpo.request_retries=-1", "at least 0"),
         ("at_grpo.request_retries=true", "at_grpo.request_retries=True", "a whole number"),
         ("+algorithm.at_grpo_estimator=rloo", "algorithm.at_grpo_estimator=rloo", "at_grpo.estimator"),
-        (
-            "algorithm.norm_adv_by_std_in_grpo=false at_grpo.estimator=rloo",
-            "algorithm.norm_adv_by_std_in_grpo=false",
-            "scale: none",
-        ),
+        ("algorithm.norm_adv_by_std_in_grpo=false", "algorithm.norm_adv_by_std_in_grpo=false", "dr_grpo"),
         ("at_grpo.local_weight=none", "at_grpo.local_weight='none'", "at least 0"),
         ("at_grpo.alpha=0 at_grpo.local_weight=0", "at_grpo.local_weight=0", "above 0"),
     ],
@@ -440,6 +436,8 @@ def test_plain_job_needs_groups(compose: Any) -> None:
     check_run(compose("ppo_trainer", *plain, "actor_rollout_ref.rollout.n=4"))
     several = (*plain, "actor_rollout_ref.rollout.n=4")
     check_run(compose("ppo_trainer", *several, "+algorithm.at_grpo_estimator=rloo"))
+    with pytest.raises(ConfigError, match=r"norm_adv_by_std_in_grpo=false: .*algorithm\.at_grpo_estimator=dr_grpo"):
+        check_run(compose("ppo_trainer", *several, "algorithm.norm_adv_by_std_in_grpo=false"))
     for estimator, message in (
         (
             "mas_grpo",

@@ -22,12 +22,9 @@ def test_grpo_equals_verl(norm: bool, seed: int) -> None:
     core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)
     rewards, mask, uids = batch(seed, [2, 3, 4, 8, 8, 17])
     expected, _ = core_algos.compute_grpo_outcome_advantage(rewards, mask, uids, norm_adv_by_std_in_grpo=norm)
-    for preset in ("at_grpo", "grpo"):
-        config = {"at_grpo_estimator": preset, "norm_adv_by_std_in_grpo": norm}
+    for preset in ("at_grpo", "grpo") if norm else ("dr_grpo",):
+        config = {"at_grpo_estimator": preset}
         torch.testing.assert_close(at_grpo_advantage(rewards, mask, config, uids)[0], expected, rtol=1e-4, atol=1e-5)
-    if not norm:
-        dr_grpo, _ = at_grpo_advantage(rewards, mask, {"at_grpo_estimator": "dr_grpo"}, uids)
-        torch.testing.assert_close(dr_grpo, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -67,10 +64,8 @@ def test_called_by_verl() -> None:
         data = protocol.DataProto.from_dict(
             tensors={"token_level_rewards": rewards, "response_mask": mask}, non_tensors={"uid": uids}
         )
-        # verl passes the switch to custom estimators inside the config, and only there.
-        config = algorithm.AlgoConfig(norm_adv_by_std_in_grpo=False)
-        data = trainer.compute_advantage(data, "at_grpo_test", norm_adv_by_std_in_grpo=False, config=config)
+        data = trainer.compute_advantage(data, "at_grpo_test", config=algorithm.AlgoConfig())
     finally:
         del core_algos.ADV_ESTIMATOR_REGISTRY["at_grpo_test"]
-    expected, _ = at_grpo_advantage(rewards, mask, {"at_grpo_estimator": "dr_grpo"}, uids)
+    expected, _ = at_grpo_advantage(rewards, mask, None, uids)
     assert torch.equal(data.batch["advantages"], expected)

@@ -74,22 +74,3 @@ def test_a_row_without_an_agent_is_refused() -> None:
     config = {"at_grpo_estimator": {"preset": "at_grpo", "agents": {"tool": {"scale": "none"}}}}
     with pytest.raises(ValueError, match=r"^a row has no tag 'agent'; estimator 'at_grpo' needs its agent"):
         estimate(["a#0", "a#1"], [0, 1], config)
-
-
-@pytest.mark.parametrize("norm", [True, False])
-def test_verls_switch_removes_only_default_scales(norm: bool) -> None:
-    rewards = [1.0, 2, 6, 0, 1]
-    without = [-2, -1, 3, -0.5, 0.5]
-    scaled = [value / std for value, std in zip(without, [7**0.5] * 3 + [0.5**0.5] * 2, strict=True)]
-
-    def of(choice: dict[str, Any]) -> list[float]:
-        config = {"at_grpo_estimator": choice, "norm_adv_by_std_in_grpo": norm}
-        return estimate(TREE, rewards, config)
-
-    default = scaled if norm else without
-    assert of({"preset": "at_grpo", "agents": {"tool": {"eps": 0}}}) == pytest.approx(default, abs=1e-5)
-    asked = of({"preset": "at_grpo", "agents": {"tool": {"scale": "std"}}})
-    assert asked == pytest.approx(scaled[:3] + default[3:], abs=1e-5)
-    everywhere = of({"preset": "at_grpo", "scale": "std", "agents": {"tool": {"eps": 0}}})
-    assert everywhere == pytest.approx(scaled, abs=1e-5)
-    assert of({"name": "mine", "agents": {"tool": {"eps": 0}}}) == pytest.approx(scaled, abs=1e-5)

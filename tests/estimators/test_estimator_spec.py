@@ -15,7 +15,7 @@ from torch import Tensor
 
 from verl_atgrpo.train.estimators.advantages import team_advantages
 from verl_atgrpo.train.estimators.arithmetic import deviations, group_sum
-from verl_atgrpo.train.estimators.choice import follows_verls_switch, resolve_spec
+from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.presets import ENTRY_POINTS, PRESETS, presets
 from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
 
@@ -197,24 +197,6 @@ def test_what_means_nothing_is_refused_with_one_line(value: Any, message: str) -
     with pytest.raises(ValueError, match=rf"^at_grpo\.estimator{message}") as caught:
         resolve_spec(value)
     assert "\n" not in str(caught.value)
-
-
-def test_verls_switch_takes_the_scale_off_grpos_own_formula_only() -> None:
-    for choice, follows in (
-        ("at_grpo", True),
-        ("grpo", True),
-        ("dr_grpo", False),
-        ("rloo", False),
-        ("mas_grpo", False),
-        ({"preset": "grpo", "ddof": 0}, True),
-        ({"preset": "grpo", "scale": "std"}, False),
-        ({"preset": "at_grpo", "scale_scope": "agent"}, False),
-        ({"name": "mine", "scale_scope": "group"}, False),
-        ({"name": "mine"}, False),
-    ):
-        assert follows_verls_switch(choice) is follows, choice
-    with pytest.raises(ValueError, match="gpro"):
-        follows_verls_switch("gpro")
 
 
 @pytest.mark.parametrize("scope", ["center_scope", "scale_scope"])

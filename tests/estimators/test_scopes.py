@@ -193,13 +193,6 @@ def test_one_agent_with_one_row_an_episode_is_mas_grpo() -> None:
         assert by_uid(choice(*cell), [1, 2, 6], uids) == pytest.approx(expected, abs=1e-12)
 
 
-def test_verls_switch_leaves_a_scale_that_was_asked_for() -> None:
-    uids = ["q#0@a", "q#1@a", "q#1@b"]
-    for estimator in ("dr_mas", {"preset": "grpo", "center_scope": "agent", "scale_scope": "agent"}):
-        config = {"at_grpo_estimator": estimator, "norm_adv_by_std_in_grpo": False}
-        assert estimate(uids, [0, 4, 1], config) == pytest.approx([-0.7071068, 0.7071068, 0], abs=1e-6)
-
-
 # --- properties
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verl_atgrpo.train.estimators.advantages import team_advantages
-from verl_atgrpo.train.estimators.choice import configured_spec
+from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.plain_job import at_grpo_advantage
 
 ROW_PRESETS = ["at_grpo", "grpo", "dr_grpo", "rloo"]
@@ -39,7 +39,7 @@ def tags_of(label: str) -> dict[str, Any]:
 
 
 def estimate(
-    labels: list[str], rewards: list[float], config: Any = None, mask: list[int] | None = None, **kwargs: Any
+    labels: list[str], rewards: list[float], config: Any = None, mask: list[int] | None = None
 ) -> list[float]:
     """Advantages of one-token rows; rows with a mask of 0 are padding.
 
@@ -49,11 +49,10 @@ def estimate(
     real = torch.ones_like(column).bool() if mask is None else ids(*mask).bool()
     if not any("#" in label for label in labels):
         uids = np.array(labels, dtype=object)
-        advantages, _ = at_grpo_advantage(column[:, None], real.long()[:, None], config, uids, **kwargs)
+        advantages, _ = at_grpo_advantage(column[:, None], real.long()[:, None], config, uids)
         plain: list[float] = advantages.squeeze(-1).tolist()
         return plain
-    options = {"at_grpo_estimator": "at_grpo", "norm_adv_by_std_in_grpo": True, **(config or {}), **kwargs}
-    spec = configured_spec(options["at_grpo_estimator"], options["norm_adv_by_std_in_grpo"])
+    spec = resolve_spec((config or {}).get("at_grpo_estimator", "at_grpo"))
     rows = [tags_of(label) for label, counts in zip(labels, real.tolist(), strict=True) if counts]
     values: list[float] = (
         torch.zeros_like(column).masked_scatter_(real, team_advantages(column[real], rows, spec)).tolist()

@@ -21,7 +21,6 @@ from verl_atgrpo.play.types import Split, names_of, part_of
 from verl_atgrpo.play.user_code import asking
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.verl_key_table import LOGGERS
-from verl_atgrpo.train.estimators.choice import follows_verls_switch
 
 logger = logging.getLogger(__name__)
 
@@ -78,21 +77,6 @@ def of_traces(job: Job) -> Iterator[str]:
         yield f"{key}.backend={trace.backend}: use one of {choices}, or null"
     elif importlib.util.find_spec(trace.backend) is None:
         yield f"{key}.backend={trace.backend}: it is not installed, pip install {trace.backend}"
-
-
-def of_the_switch(job: Job) -> Iterator[str]:
-    """verl's switch off the scale, of the section's estimator and of those of parts."""
-    for key, settings in job.settings.each():
-        yield from of_verls_switch(job.config, f"at_grpo.{key}estimator", settings.estimator)
-
-
-def of_verls_switch(config: Any, key: str, choice: str | Mapping[str, Any]) -> Iterator[str]:
-    """verl's switch off the scale of estimators that have their own; `choice` is the estimator under `key`."""
-    if not config.algorithm.norm_adv_by_std_in_grpo and not follows_verls_switch(choice):
-        yield (
-            "algorithm.norm_adv_by_std_in_grpo=false takes the scale off the presets at_grpo and grpo as they stand, "
-            f"not off {key}={choice}: set it to true, and scale: none in the estimator"
-        )
 
 
 def of_sampling(job: Job) -> Iterator[str]:

@@ -121,7 +121,8 @@ def _of_a_plain_job(config: DictConfig) -> Iterator[str]:
         spec = resolve_spec(choice)
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
-    yield from job_rules.of_verls_switch(config, key, choice)
+    if not config.algorithm.norm_adv_by_std_in_grpo:
+        yield f"algorithm.norm_adv_by_std_in_grpo=false: set it to true, and {key}=dr_grpo, or scale: none in it"
     if spec.needs:
         yield (
             f"{key}={spec.name!r} compares episodes, agents or prompts, which only rows of a team tell apart: set "
@@ -150,7 +151,7 @@ OF_POLICIES: tuple[Rule, ...] = (policy_rules.of_devices, policy_rules.of_bases,
 JOB_RULES: tuple[Rule, ...] = (
     *(job_rules.of_loggers, job_rules.of_tables, lambda job: of_folders(job.config)),
     *(job_rules.of_ray, job_rules.of_traces),
-    *(job_rules.of_the_switch, job_rules.of_sampling, job_rules.of_the_start, *OF_POLICIES),
+    *(job_rules.of_sampling, job_rules.of_the_start, *OF_POLICIES),
     # The environment is made here.
     *(job_rules.of_assignments, job_rules.of_agents, job_rules.of_parts, job_rules.of_critic),
     *(job_rules.of_branch_points, job_rules.of_answers, _each(policy_rules.of_temperatures), job_rules.of_schemes),

@@ -18,7 +18,7 @@ from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, Tea
 from verl_atgrpo.train.config import SECTION as SECTION
 from verl_atgrpo.train.config import ConfigError as ConfigError
 from verl_atgrpo.train.config.kinds import Count, Seconds, Text, Weight
-from verl_atgrpo.train.estimators.choice import configured_spec
+from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 EXPANDED = "at_grpo_policies"
@@ -296,16 +296,12 @@ class AtGrpoConfig(Section):
 
     @functools.cached_property
     def spec(self) -> EstimatorSpec:
-        """The estimator's specification; raises ConfigError for an invalid one."""
-        return self.estimator_spec()
-
-    def estimator_spec(self, norm_by_std: bool = True) -> EstimatorSpec:
-        """Returns the specification with verl's `algorithm.norm_adv_by_std_in_grpo` applied; raises ConfigError."""
+        """The estimator's specification, with those of parts; raises ConfigError for an invalid one."""
         own = {name: part.estimator for name, part in (self.parts or {}).items() if part.estimator is not None}
         made: dict[str, EstimatorSpec] = {}
         for part, choice in {"": self.estimator, **own}.items():
             try:
-                made[part] = configured_spec(choice, norm_by_std)
+                made[part] = resolve_spec(choice)
             except ValueError as error:
                 said = str(error)
                 where = f"{SECTION}.parts.{part}." if part else f"{SECTION}."

@@ -330,6 +330,12 @@ REFUSED = (
     ),
     # The advantages.
     _only("algorithm.adv_estimator", "does not compare a team's groups", "at_grpo", remedy=_FORMULA),
+    _only(
+        "algorithm.norm_adv_by_std_in_grpo",
+        "the scale is the estimator's",
+        True,
+        remedy="set it to true, and at_grpo.estimator=dr_grpo, or scale: none in it",
+    ),
     _no_effect(_ADVANTAGES, "algorithm.{gamma,lam}", remedy="leave it at 1; gigpo has step_gamma"),
     _no_effect(_ADVANTAGES, "algorithm.{use_pf_ppo,pf_ppo}"),
     _no_effect(_ADVANTAGES, "algorithm.{gdpo_reward_keys,gdpo_reward_weights}", None),

@@ -246,7 +246,7 @@ def _like(parameter: Tensor, whole: Tensor) -> Tensor:
 
 
 def _sharded(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """Returns a parameter's state of an optimizer, sharded as the parameter; some optimizers count steps by a number."""
+    """Returns an optimizer's state of a parameter, sharded as it is; some optimizers have numbers in it."""
     return {
         key: _like(parameter, value) if isinstance(value, Tensor) and value.shape == parameter.shape else value
         for key, value in state.items()

@@ -81,31 +81,3 @@ def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
     except ValueError as error:
         # A spec does not know its place in the configuration.
         raise ValueError(key + str(error).removeprefix(CONFIG_KEY)) from None
-
-
-def configured_spec(choice: str | Mapping[str, Any], norm_by_std: bool = True) -> EstimatorSpec:
-    """Returns the spec of a configured estimator with verl's switch `algorithm.norm_adv_by_std_in_grpo` applied.
-
-    False sets `scale: none` in the presets `at_grpo` and `grpo`, unless the mapping (or that of an agent in it) sets
-    `scale` or `scale_scope` itself. Raises as `resolve_spec` does.
-    """
-    spec = resolve_spec(choice)
-    if norm_by_std or not follows_verls_switch(choice):
-        return spec
-    agents = {
-        agent: own if _sets_scale(choice["agents"][agent]) else replace(own, scale="none")  # type: ignore[index]
-        for agent, own in spec.agents.items()
-    }
-    return replace(spec, scale="none", agents=agents)
-
-
-def follows_verls_switch(choice: str | Mapping[str, Any]) -> bool:
-    """Returns whether `algorithm.norm_adv_by_std_in_grpo: false` sets `scale: none` in a configured estimator.
-
-    It does with the presets `at_grpo` and `grpo`, unless the mapping sets the scale. Raises as `resolve_spec` does.
-    """
-    return resolve_spec(choice).name in ("at_grpo", "grpo") and not _sets_scale(choice)
-
-
-def _sets_scale(options: str | Mapping[str, Any]) -> bool:
-    return isinstance(options, Mapping) and ("scale" in options or "scale_scope" in options)

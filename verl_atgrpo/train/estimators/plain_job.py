@@ -1,5 +1,6 @@
 """The estimator of a plain verl job, `algorithm.adv_estimator=at_grpo`, in verl's signature; `plugin` registers it."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verl_atgrpo.train.estimators.advantages import group_advantages
-from verl_atgrpo.train.estimators.choice import configured_spec
+from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.labels import factorise
 
 
@@ -21,10 +22,9 @@ def at_grpo_advantage(
 ) -> tuple[Tensor, Tensor]:
     """Computes the advantages of a plain job's batch, with verl's signature of an advantage estimator.
 
-    Reads `at_grpo_estimator` and `norm_adv_by_std_in_grpo` from `config`, verl's `algorithm` section (DictConfig,
-    dataclass or None). verl 0.9.1 passes this switch to custom estimators in `config` only; a keyword, as verl's own
-    functions have, takes precedence. Raises ValueError for wrong shapes, an estimator that needs more than groups,
-    and as `configured_spec` and `group_advantages`.
+    Reads `at_grpo_estimator` from `config`, verl's `algorithm` section (DictConfig, dataclass or None). Raises
+    ValueError for wrong shapes, an estimator that needs more than groups, and as `resolve_spec` and
+    `group_advantages`.
 
     Shapes: token_level_rewards (N, L), summed to the reward of the row; response_mask (N, L), zeros in a row of
     padding; index (N,) labels of groups, verl's `uid` -> advantages and returns, the same tensor (N, L).
@@ -37,14 +37,9 @@ def at_grpo_advantage(
             f"token_level_rewards {tuple(rewards.shape)}, response_mask {tuple(mask.shape)} and index "
             f"({len(index)},): expected (N, L), (N, L) and (N,)"
         )
-
-    def option(key: str, default: Any) -> Any:
-        # `get` for DictConfig and verl's dataclasses: both lack our key unless the user added it.
-        return config.get(key, default) if hasattr(config, "get") else getattr(config, key, default)
-
-    norm_by_std = kwargs.get("norm_adv_by_std_in_grpo")
-    norm_by_std = option("norm_adv_by_std_in_grpo", True) if norm_by_std is None else norm_by_std
-    spec = configured_spec(option("at_grpo_estimator", "at_grpo"), norm_by_std)
+    # `get` for DictConfig and verl's dataclasses: both lack our key unless the user added it.
+    read = config.get if hasattr(config, "get") else functools.partial(getattr, config)
+    spec = resolve_spec(read("at_grpo_estimator", "at_grpo"))
     if spec.needs:
         raise ValueError(
             f"algorithm.at_grpo_estimator={spec.name!r} needs {', '.join(sorted(spec.needs))}, but a plain job's rows "

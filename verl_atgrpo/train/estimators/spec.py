@@ -39,7 +39,7 @@ class EstimatorSpec:
     """The fields below that a subclass's `formula` reads; others have no effect with it, and are refused."""
 
     name: str
-    """Name of the preset it is based on, or its own; for logs and for verl's `norm_adv_by_std_in_grpo`."""
+    """Name of the preset it is based on, or its own; for logs."""
 
     unit: Unit = "row"
     """The values of a group. "row": one per row. "trajectory": one per episode, since a shared outcome on every row

@@ -109,7 +109,7 @@ def name_receiver() -> None:
 
 
 def name_sender(adapter: Any, first_replica: int = 0) -> None:
-    """Has verl's rollout adapter count its replica from the policy's first, and names its weight socket after this job.
+    """Counts the replica of verl's rollout adapter from the policy's first; names its weight socket after this job.
 
     Raises RuntimeError if verl's form of the name has changed.
     """

@@ -105,7 +105,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             )
         self._hindsights = hindsights(self.settings, environment)
         self._answering = answering(self.settings, environment)
-        self._spec = self.settings.estimator_spec(config.algorithm.norm_adv_by_std_in_grpo)
+        self._spec = self.settings.spec
         self._baselines = Baselines(self._spec)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
         self._unfinished: deque[int] = deque()
