@@ -35,7 +35,7 @@ ROLLOUT = 7.0
 FLOAT32 = 1e-4
 """Largest difference of a token's probability between servers and actor, in float32."""
 REDUCED = ("numbers", "resume", "rollout_1p5b")
-"""What is run on the CPU where no parts are named: numbers, trainings, a resumption, an evaluation, vLLM alone."""
+"""What is run on the CPU where no parts are named: numbers, trainings, a resumption, vLLM alone."""
 _STAGES = ("gen", "old_log_prob", "update_actor")
 _PROBS = "training/rollout_probs_diff_max"
 
@@ -179,8 +179,8 @@ def roles(setting: Setting, precision: str | None = None) -> None:
 def resume(setting: Setting, precision: str | None = None) -> None:
     """Kills a training after its checkpoint, resumes it, and evaluates the checkpoint.
 
-    The policy's success is measured three times: when it was saved, after it was loaded, and by `verl-atgrpo eval`.
-    The step after the checkpoint is done twice, with the same tasks and seeds.
+    The policy's success is measured when it was saved, after it was loaded, and on a GPU by `verl-atgrpo eval`. The
+    step after the checkpoint is done twice, with the same tasks and seeds.
     """
     saved = 2 if setting.reduced else 6
     folder = setting.folder / "run"
@@ -216,10 +216,9 @@ def resume(setting: Setting, precision: str | None = None) -> None:
         apart = abs(one[key] - two[key]) / max(abs(one[key]), 1e-9)
         allowed = (1e-6 if setting.reduced else 0.1) if key == "actor/entropy" else None
         setting.report.add(Measure(f"{key} of the next step, done twice: apart", apart, "of it", allowed))
-    evaluated = evaluate(setting, recipe, folder / f"checkpoints/global_step_{saved}", own)
-    setting.report.add(
-        Measure("success apart, saved and verl-atgrpo eval", abs(before - evaluated), "", 0.1),
-    )
+    if not setting.reduced:  # on the CPU the tutorial's test does it
+        evaluated = evaluate(setting, recipe, folder / f"checkpoints/global_step_{saved}", own)
+        setting.report.add(Measure("success apart, saved and verl-atgrpo eval", abs(before - evaluated), "", 0.1))
 
 
 def evaluate(setting: Setting, recipe: str, checkpoint: Path, overrides: Sequence[str]) -> float:

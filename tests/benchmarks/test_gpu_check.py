@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bench_against_grpo
@@ -28,7 +29,9 @@ from processes import running as running_processes
 from real_stack import Request
 from waiting import wait_until
 
-from verl_atgrpo import ScriptedTeam, play
+from verl_atgrpo import ScriptedTeam, cli, play
+from verl_atgrpo.lab.evaluation import command as eval_command
+from verl_atgrpo.lab.evaluation import results
 
 SHORT = Part("short", "", 100, 30)
 LONG = Part("long", "", 300, 30)
@@ -316,6 +319,28 @@ def test_a_walk_is_measured_by_its_metrics(monkeypatch: pytest.MonkeyPatch, tmp_
     assert found["constant cost of a step"] == (3.0, False)
 
 
+def test_an_evaluation_is_a_command_that_verl_atgrpo_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[Any, Path]] = []
+
+    def evaluated(request: Any, out: Path, **_: object) -> str:
+        asked.append((request, out))
+        return ""
+
+    def run(arguments: list[str], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(returncode=cli.main(arguments[3:]), stdout=b"")
+
+    rows = {number: SimpleNamespace(success=number < 3) for number in range(4)}
+    monkeypatch.setattr(eval_command, "evaluate", evaluated)
+    monkeypatch.setattr(results, "read", lambda out: SimpleNamespace(rows=rows))
+    monkeypatch.setattr(parts.subprocess, "run", run)
+    setting = Setting(tmp_path, tmp_path, tmp_path / "start", False, None, None, Report(tmp_path / "measures.jsonl"))
+    assert parts.evaluate(setting, "walk_smollm2", tmp_path / "global_step_6", ["precision=fp16"]) == 0.75
+    ((request, out),) = asked
+    assert (request.config_name, request.checkpoint) == ("walk_smollm2", tmp_path / "global_step_6")
+    assert request.overrides == [f"actor_rollout_ref.model.path={tmp_path / 'start'}", "precision=fp16"]
+    assert out.parent == tmp_path
+
+
 @pytest.mark.slow
 def test_a_models_shape_is_that_of_its_weights(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
@@ -595,7 +620,7 @@ def test_every_configuration_passes_the_checks_of_a_jobs_start(
 @pytest.mark.slow
 @pytest.mark.training
 def test_the_reduced_check_passes_on_the_cpu(tmp_path: Path, tied_model: Path) -> None:
-    """A training that is killed and resumed, its evaluation, rollouts, and trees and adapters in verl's engines."""
+    """A training that is killed and resumed, rollouts, and trees and adapters in verl's engines."""
     script = Path(gpu_check.__file__)
     done = subprocess.run(
         [sys.executable, str(script), "--reduced", f"--model={tied_model}", f"--out={tmp_path / 'out'}"],
