@@ -56,7 +56,8 @@ def crossing(points: Sequence[Point], target: float) -> tuple[float, float]:
     """
     for before, after in pairwise(points):
         if after.success >= target:
-            share = max(0.0, (target - before.success) / (after.success - before.success))
+            missing = target - before.success  # none if it began there
+            share = missing / (after.success - before.success) if missing > 0 else 0.0
             return (
                 before.seconds + share * (after.seconds - before.seconds),
                 before.tokens + share * (after.tokens - before.tokens),

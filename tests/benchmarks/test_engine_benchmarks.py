@@ -297,6 +297,7 @@ def test_the_target_is_reached_between_two_validations() -> None:
     points = [Point(0, 0.0, 0.0, 0.4), Point(3, 30.0, 6_000.0, 0.8), Point(6, 50.0, 10_000.0, 1.0)]
     assert bench_async.crossing(points, 0.9) == (pytest.approx(40.0), pytest.approx(8_000.0))
     assert bench_async.crossing(points[:2], 0.9) == (math.inf, math.inf)
+    assert bench_async.crossing([points[-1], points[-1]], 0.5) == (points[-1].seconds, points[-1].tokens)
 
 
 def test_a_training_without_an_initial_validation_uses_the_given_one(tmp_path: Path) -> None:
