@@ -38,7 +38,7 @@ ifeq ($(STACK),gpu)
 export VLLM_USE_FLASHINFER_SAMPLER ?= 0
 endif
 
-.PHONY: train test test-fast test-slow test-alone test-trainings lint docs model smollm2 smollm2-train study bench-engine bench-prefill bench-grpo profile clean
+.PHONY: train test test-fast test-slow test-alone test-trainings lint style types docs model smollm2 smollm2-train study bench-engine bench-prefill bench-grpo profile clean
 
 $(VENV)/$(STACK)-stack: scripts/install_$(STACK)_stack.sh scripts/open_venv.sh pyproject.toml
 	PYTHON=$(PYTHON) bash scripts/install_$(STACK)_stack.sh $(VENV)
@@ -118,13 +118,18 @@ test-alone:
 test-trainings:
 	VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models tests/test_notebook.py $$(grep -rl --include='test_*.py' mark.training tests | sort)
 
-lint: $(VENV)/package docs
+lint: $(VENV)/package
+	$(MAKE) --jobs 2 --output-sync=target types docs style
+
+style: $(VENV)/package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/line_budget.py
+
+types: $(VENV)/package
 	$(BIN)/mypy
 	$(BIN)/mypy examples/at_grpo_in_one_file.py
 	$(BIN)/mypy --allow-untyped-calls --allow-subclassing-any --no-warn-return-any --implicit-reexport benchmarks
-	$(BIN)/python scripts/line_budget.py
 
 # Not --quiet: mkdocs counts no warnings then, and --strict lets broken links pass.
 docs: $(VENV)/package

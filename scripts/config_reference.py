@@ -23,9 +23,9 @@ from config_reference_text import (
     OF_SEVERAL,
 )
 
+from verl_atgrpo.kinds import words
 from verl_atgrpo.lab.json_schema import field_docstrings, option_docstrings
 from verl_atgrpo.play import registry
-from verl_atgrpo.train.config.kinds import words
 from verl_atgrpo.train.config.schema import (
     AgentAnswers,
     AtGrpoConfig,

@@ -15,9 +15,9 @@ from annotated_types import Ge, Le
 from typing_extensions import dataclass_transform
 
 from verl_atgrpo import Environment, EnvironmentConfigError
+from verl_atgrpo.kinds import fits, words
 from verl_atgrpo.sandbox import runner
 from verl_atgrpo.sandbox.launcher import LEVELS, users
-from verl_atgrpo.train.config.kinds import fits, words
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ def with_options(cls: Kind) -> Kind:
     """Decorates an environment whose fields are its options; a value that does not fit its field's type is refused.
 
     It is a dataclass: `__post_init__` checks what types cannot say, and raises EnvironmentConfigError as well. The
-    types are those of `config.kinds`, with bounds; docs/configuration.md prints them and the fields' docstrings. A
-    single agent takes its team's options except those of agents that it has not: these are fields with `init=False`.
+    types are those of `verl_atgrpo.kinds`, with bounds; docs/configuration.md prints them and the fields' docstrings.
+    A single agent takes its team's options except those of agents that it has not: these are fields with `init=False`.
     """
     dataclass(eq=False, repr=False, kw_only=True)(cls)
     init: Callable[..., None] = cls.__init__

@@ -23,8 +23,8 @@ from verl_atgrpo.environments.common.options import option_error, with_options
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load
 from verl_atgrpo.environments.ports.openenv_server import Refusal, Result, Session, server_of
 from verl_atgrpo.environments.ports.replayed_game import After, Move, Position, Refused, TurnGame, logger
+from verl_atgrpo.kinds import Text
 from verl_atgrpo.play.types import float_of
-from verl_atgrpo.train.config.kinds import Text
 
 _OURS = ("metadata", "done", "reward")
 """Fields of all observations and actions, which are no content."""

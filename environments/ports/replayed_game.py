@@ -23,7 +23,7 @@ from verl_atgrpo import Environment, EnvironmentConfigError, Message, Outcome, S
 from verl_atgrpo.environments.common.options import option_error, with_options
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.ports.foreign import FAULTS, line, seeded
-from verl_atgrpo.train.config.kinds import Finite
+from verl_atgrpo.kinds import Finite
 
 OnIllegal = Literal["end", "again"]
 Side = Sequence[str] | Literal["turns"] | None

@@ -25,8 +25,8 @@ from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Spl
 from verl_atgrpo.environments.common.options import Turns, check_installed, option_error, with_options
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.ports.foreign import FAULTS, line
+from verl_atgrpo.kinds import Finite
 from verl_atgrpo.play.types import EpisodeFailed
-from verl_atgrpo.train.config.kinds import Finite
 
 if TYPE_CHECKING:
     from verl_atgrpo.environments.ports.verifiers_seats import Names

@@ -24,9 +24,9 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from verl_atgrpo import EnvironmentConfigError, make, platform_choice, recipes
+from verl_atgrpo import EnvironmentConfigError, kinds, make, platform_choice, recipes
 from verl_atgrpo.play.registry import load, registered
-from verl_atgrpo.train.config import check, job_rules, kinds, machine_rules
+from verl_atgrpo.train.config import check, job_rules, machine_rules
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.train.config.schema import ConfigError

@@ -63,7 +63,7 @@ def test_it_follows_the_fields_of_single_agents_and_is_none_of_them() -> None:
     assert advantages(own, MADE) == pytest.approx(scaled, abs=1e-5)
     with pytest.raises(ValueError, match=r"^at_grpo\.estimator\.agents\.search: unknown key 'by_task'"):
         resolve_spec({"preset": "at_grpo", "agents": {"search": {"by_task": "rows"}}})
-    with pytest.raises(ValueError, match=r"^at_grpo\.estimator\.by_task: 'tasks' is not one of none, rows, tokens"):
+    with pytest.raises(ValueError, match=r"^at_grpo\.estimator\.by_task='tasks': one of none, rows, tokens"):
         resolve_spec({"preset": "at_grpo", "by_task": "tasks"})
 
 

@@ -12,9 +12,9 @@ from annotated_types import Ge, Gt
 from omegaconf import OmegaConf
 
 from verl_atgrpo import platform_choice
+from verl_atgrpo.kinds import Count, fits
 from verl_atgrpo.train.chat import tool_formats
 from verl_atgrpo.train.config.job import SEPARATE, Job, Policy, longest_row
-from verl_atgrpo.train.config.kinds import Count, fits
 from verl_atgrpo.train.config.schema import MODES
 from verl_atgrpo.train.config.view import leaves, same, shown_as, verls_defaults
 

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from verl_atgrpo.kinds import Count, Seconds, Text, Weight
 from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_declared, tasks_of
 from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, TeamOptions, for_agent, names_of
 from verl_atgrpo.train.config import SECTION as SECTION
 from verl_atgrpo.train.config import ConfigError as ConfigError
-from verl_atgrpo.train.config.kinds import Count, Seconds, Text, Weight
 from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 

@@ -11,10 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from verl_atgrpo.files import place_of
+from verl_atgrpo.kinds import words
 from verl_atgrpo.play.registry import registered
 from verl_atgrpo.recipes import gone
 from verl_atgrpo.train.config import SECTION, ConfigError, check
-from verl_atgrpo.train.config.kinds import words
 from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings, Opponents, PolicySettings, Section
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 

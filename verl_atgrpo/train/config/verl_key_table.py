@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Len, Lt
 
-from verl_atgrpo.train.config.kinds import Count, Finite, Match, Share, Text, Weight, fits, one_of, whole, words
+from verl_atgrpo.kinds import Count, Finite, Match, Share, Text, Weight, fits, one_of, whole, words
 from verl_atgrpo.train.config.view import ACTOR, DEFAULT, Like, Place
 
 

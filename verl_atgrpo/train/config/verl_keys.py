@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 from omegaconf import OmegaConf
 
-from verl_atgrpo.train.config.kinds import Text, fits, words
+from verl_atgrpo.kinds import Text, fits, words
 from verl_atgrpo.train.config.schema import COMMAND, EXPANDED, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.verl_key_table import KEY_RULES, KeyRule
 from verl_atgrpo.train.config.view import (

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, Scope, Tensor, refuse
+from verl_atgrpo.kinds import Share
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, Scope, Tensor
 
 TAG = "baseline"
 
@@ -27,13 +28,8 @@ TAG = "baseline"
 class RaeSpec(EstimatorSpec):
     """Rewards minus a moving average for each role."""
 
-    decay: float = 0.95
+    decay: Share = 0.95
     """Weight of the average so far; 1 keeps it at 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not 0 <= self.decay <= 1:
-            refuse("decay", f"{self.decay!r} is not a number from 0 to 1")
 
     @property
     def scopes(self) -> frozenset[Scope]:

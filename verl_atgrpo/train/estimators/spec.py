@@ -3,11 +3,13 @@
 `presets` lists the papers' values, `advantages` computes. Nothing here imports verl or torch.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeAlias, get_type_hints
 
+from annotated_types import Gt, Le
+
+from verl_atgrpo.kinds import Count, Match, Weight, fits, words
 from verl_atgrpo.play.types import for_agent
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ Singleton = Literal["zero", "raw"]
 Scope = Literal["group", "agent"]
 ByTask = Literal["none", "rows", "tokens"]
 Need = Literal["trajectory", "agent", "left", "anchor", "baseline"]
+Discount = Annotated[float, Gt(0), Le(1)]
+AgentName = Annotated[str, Match(r"^[^\W\d]\w*(\.[^\W\d]\w*)?$", "an agent's name")]
+"""In a mixture `<part>.<agent>`."""
 Labels: TypeAlias = Mapping[str, Tensor]
 """What a formula reads of N rows beside their rewards, (N,) each: `groups`, `units` (episodes), `agents` and `anchors`
 (prompts) are int64 ids, `left` is the int64 number of the episode's decisions that started later, `mains` is true for
@@ -52,10 +57,10 @@ class EstimatorSpec:
     scale: Scale = "std"
     """The divisor. "std" gives groups that are nearly solved the largest gradients; "none" does not."""
 
-    ddof: int = 1
+    ddof: Literal[0, 1] = 1
     """Subtracted from the count in the variance: 1 as in verl's `torch.std`, 0 for the population variance."""
 
-    eps: float = 1e-6
+    eps: Weight = 1e-6
     """Added to the standard deviation (not to the variance), as in verl."""
 
     singleton: Singleton = "zero"
@@ -69,21 +74,21 @@ class EstimatorSpec:
     scale_scope: Scope = "group"
     """The rows of the divisor, as in `center_scope`. If they have no spread, values are not scaled."""
 
-    discount: float = 1.0
+    discount: Discount = 1.0
     """Factor of a row's reward for each later decision of its episode: below 1, what is decided last counts most, and
     a short way to the reward more than a long one. Not in the step term, which has its own."""
 
-    main_agent: str | None = None
+    main_agent: AgentName | None = None
     """The agent with one value per episode, with unit "call"."""
 
-    sub_calls: int | None = None
+    sub_calls: Count | None = None
     """D, the number of values per episode of every other agent, with unit "call"."""
 
-    step_weight: float = 0.0
+    step_weight: Weight = 0.0
     """Weight of the step term: the advantage of the row's discounted outcome over the group's rows with the same
     prompt, with the same center, scale, ddof and eps."""
 
-    step_gamma: float = 1.0
+    step_gamma: Discount = 1.0
     """Discount of the outcome per later decision of the episode, in the step term."""
 
     step_scope: Scope = "group"
@@ -101,27 +106,11 @@ class EstimatorSpec:
     """Part of a mixture -> the specification for its rows, which are compared with each other only."""
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(type(self), include_extras=True)
         for item in fields(self):
-            value, valid = getattr(self, item.name), get_args(item.type)
-            if get_origin(item.type) is Literal and value not in valid:
-                refuse(item.name, f"{value!r} is not one of {', '.join(valid)}")
-        # A bool is an int; a larger ddof would divide by zero in a group of two.
-        if isinstance(self.ddof, bool) or self.ddof not in (0, 1):
-            refuse("ddof", f"{self.ddof!r} is not one of 0, 1")
-        for key in ("eps", "step_weight"):
-            value = getattr(self, key)
-            if not _finite(value) or value < 0:
-                refuse(key, f"{value!r} is not a finite number >= 0")
-        for key in ("discount", "step_gamma"):
-            value = getattr(self, key)
-            if not _finite(value) or not 0 < value <= 1:
-                refuse(key, f"{value!r} is not a number above 0 and at most 1")
-        main = self.main_agent  # in a mixture `<part>.<agent>`
-        if main is not None and not (isinstance(main, str) and all(map(str.isidentifier, main.split(".", 1)))):
-            refuse("main_agent", f"{main!r} is not an agent's name")
-        number = self.sub_calls
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            refuse("sub_calls", f"{number!r} is not a whole number >= 1")
+            value, hint = getattr(self, item.name), hints[item.name]
+            if item.name not in ("agents", "parts") and not fits(hint, value):
+                raise ValueError(f"{CONFIG_KEY}.{item.name}={value!r}: {words(hint)}")
         self._refuse_without_effect()
         self._refuse_without_sense()
 
@@ -194,7 +183,3 @@ class EstimatorSpec:
 def refuse(key: str, why: str) -> NoReturn:
     """Raises the ValueError of a field."""
     raise ValueError(f"{CONFIG_KEY}.{key}: {why}")
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
