@@ -99,7 +99,7 @@ def _of_type(hint: Any) -> dict[str, Any]:
 
 def _estimator() -> dict[str, Any]:
     kinds = dict.fromkeys(type(preset) for preset in PRESETS.values())
-    hints = {name: hint for kind in kinds for name, hint in typing.get_type_hints(kind).items()}
+    hints = {name: hint for kind in kinds for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
     others = ("agents", "parts", "reads")
     keys = {name: TypeAdapter(hint).json_schema() for name, hint in hints.items() if name not in others}
     known = {"properties": {"preset": {"enum": sorted(PRESETS)}}, "required": ["preset"]}

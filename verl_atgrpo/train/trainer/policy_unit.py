@@ -443,10 +443,6 @@ class SharingUnit(PolicyUnit):
         """The replicas of the base."""
         return self._host.replicas
 
-    def empty_cache(self) -> None:
-        """Frees the cache of the base's workers, which this policy's update has filled."""
-        self._host.empty_cache()
-
     def client(self) -> DecisionClient:
         """Returns the client of the base's servers; requests name the adapter."""
         return self._host.client()
