@@ -186,13 +186,6 @@ def test_naming_the_agent_changes_nothing_for_the_other_estimators() -> None:
         assert by_uid(preset, [1, 1, 0, 2], plain) == by_uid(preset, [1, 1, 0, 2], named)
 
 
-def test_one_agent_with_one_row_an_episode_is_mas_grpo() -> None:
-    uids = ["q#0@solo", "q#1@solo", "q#2@solo"]
-    expected = by_uid("mas_grpo", [1, 2, 6], uids)
-    for cell in CELLS:
-        assert by_uid(choice(*cell), [1, 2, 6], uids) == pytest.approx(expected, abs=1e-12)
-
-
 # --- properties
 
 
@@ -227,22 +220,6 @@ def test_cells_equal_a_loop_over_rows(team: Any, cell: tuple[str, str]) -> None:
         expected.append(0 if len(center) == 1 else value / (spread + 1e-6) if spread else value)
     result = group_advantages(rewards, groups, resolve_spec(choice(*cell)), agents=_needed(agents, cell))
     assert result.tolist() == pytest.approx(expected, abs=1e-7)
-
-
-@given(teams(), cells)
-def test_with_one_agent_all_cells_are_grpo(team: Any, cell: tuple[str, str]) -> None:
-    rewards, groups, _ = team
-    agents = _needed(torch.full_like(groups, 7), cell)
-    result = group_advantages(rewards, groups, resolve_spec(choice(*cell)), agents=agents)
-    assert torch.equal(result, group_advantages(rewards, groups, PRESETS["grpo"]))
-
-
-@given(teams())
-def test_agent_wise_is_grpo_in_groups_of_task_and_agent(team: Any) -> None:
-    rewards, groups, agents = team
-    pairs = torch.unique(torch.stack([groups, agents]), dim=1, return_inverse=True)[1]
-    result = group_advantages(rewards, groups, PRESETS["dr_mas"], agents=agents)
-    torch.testing.assert_close(result, group_advantages(rewards, pairs, PRESETS["grpo"]), rtol=1e-9, atol=1e-9)
 
 
 def _needed(agents: torch.Tensor, cell: tuple[str, str]) -> torch.Tensor | None:
