@@ -28,6 +28,7 @@ import curves
 import planner_alone
 import results
 import study
+from sparse_path import BOARD
 from variants import CRITIC, GAMES, LEVELS, MIXTURE, OPPONENTS, VARIANTS
 
 
@@ -76,12 +77,12 @@ def test_critics_are_jobs_that_can_start_and_score_by_the_outcome(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEVELS)
 def test_far_goals_are_jobs_that_can_start_and_are_validated_alike(compose: Any, tmp_path: Path, name: str) -> None:
-    _, settings = job(compose, tmp_path, "plan_path", name, "at_grpo.train_tasks=256")
+    _, settings = job(compose, tmp_path, "far_goals", name, "at_grpo.train_tasks=256")
     environment = settings.make_environment()
     tasks = [environment.task("val", index) for index in range(200)]
     far = [getattr(task, "task", task) for task in tasks]
     assert environment.num_tasks("val") in (None, 200)
-    assert far == [make("plan_path_single", **BOARD, min_distance=10).task("val", index) for index in range(200)]
+    assert far == [make("plan_path_single", **BOARD, min_distance=8).task("val", index) for index in range(200)]
 
 
 @pytest.mark.parametrize("name", MIXTURE)
@@ -92,14 +93,12 @@ def test_a_mixture_is_a_job_that_has_the_games_in_equal_shares(compose: Any, tmp
     assert settings.val_tasks == 300
 
 
+@pytest.mark.parametrize("game", ["tic_tac_toe", "connect_four"])
 @pytest.mark.parametrize("name", OPPONENTS)
-def test_self_play_is_a_job_with_and_without_past_selves(compose: Any, tmp_path: Path, name: str) -> None:
-    _, settings = job(compose, tmp_path, "tic_tac_toe", name, "at_grpo.train_tasks=96")
+def test_self_play_is_a_job_with_and_without_past_selves(compose: Any, tmp_path: Path, game: str, name: str) -> None:
+    _, settings = job(compose, tmp_path, game, name, "at_grpo.train_tasks=96")
     opponents = settings.opponents
     assert opponents is not None and opponents.past == (name == "past_selves")
-
-
-BOARD: dict[str, Any] = {"size": 10, "wall_density": 0.05, "max_turns": 2, "max_moves": 14, "style": "compact"}
 
 
 WORDS = [

@@ -67,7 +67,7 @@ def main() -> None:
                 model = GAMES[game].model
                 if model is None:
                     model = options.out / game / f"model_{seed}"
-                    make(model, WarmStart.of(game, seed=seed))
+                    make(model, WarmStart.of(GAMES[game].start or game, seed=seed))
                 run(options.out / game, GAMES[game], name, seed, model)
                 if seed not in kept(file).get(name, {}):
                     append(file, name, seed, Curve.of(read(options.out / game / f"{name}_{seed}" / "metrics.jsonl")))

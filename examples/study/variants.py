@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sparse_path import BOARD
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -126,15 +128,14 @@ _LORA = ("actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora_a
 _ONE_ADAPTER = (*_LORA, *_EPISODES)
 _UNDIVIDED = "at_grpo.estimator={preset: dr_mas, scale: none}"
 
-# Far goals on a board of 10 x 10 with few walls, which earn nothing before they are reached: one single agent.
-_SPARSE = "name: 'sparse_path:AllOrNothing', size: 10, wall_density: 0.05, max_turns: 2, max_moves: 14, style: compact"
+# Far goals, which earn nothing before they are reached: one single agent.
+_SPARSE = ", ".join(["name: 'sparse_path:AllOrNothing'", *(f"{key}: {value}" for key, value in BOARD.items())])
 _DISTANCES = (
     "max_distance: 2",
     "min_distance: 2, max_distance: 4",
     "min_distance: 4, max_distance: 6",
     "min_distance: 6, max_distance: 8",
-    "min_distance: 8, max_distance: 10",
-    "min_distance: 10",
+    "min_distance: 8",
 )
 
 
@@ -148,14 +149,11 @@ def _far(title: str, environment: str) -> Variant:
             _UNDIVIDED,
             "at_grpo.group_filter={}",
             # Or the entropy of near goals is too low to find far ones.
-            "actor_rollout_ref.actor.entropy_coeff=0.01",
+            "actor_rollout_ref.actor.entropy_coeff=0.003",
             "data.max_prompt_length=128",
             "data.max_response_length=16",
             "actor_rollout_ref.rollout.max_model_len=144",
         ),
-        share=4,
-        test_every=10,
-        rate=2,
     )
 
 
@@ -330,6 +328,8 @@ class Game:
     """Most training steps between two validations."""
     model: Path | None = None
     """The starting model; None for one that is made for the game."""
+    start: str | None = None
+    """The demonstrator of the model that is made, if it is not the game's."""
     selection_seed: int = 3
     """The seed that selects learning rates. With an instruct model it is one of those compared: a seed takes hours."""
     overrides: tuple[str, ...] = ()
@@ -342,9 +342,7 @@ class Game:
     def variant(self, name: str) -> Variant:
         """Returns a variant by its name, with or without a learning rate, or raises ValueError."""
         plain, _, rate = name.partition("@")
-        found = self.variants.get(plain) or (
-            {**UPDATES, **LEVELS, **CRITIC}.get(plain) if self.model is None else None
-        )
+        found = self.variants.get(plain) or ({**UPDATES, **CRITIC}.get(plain) if self.model is None else None)
         if found is None:
             raise ValueError(f"--variants {name}: {self.recipe} has {', '.join(self.variants)}")
         return replace(found, rate=float(rate) / self.learning_rate) if rate else found
@@ -373,7 +371,11 @@ GAMES: Mapping[str, Game] = {
     "walk": _told_in_words("walk", 15_000, {**WORDS, **SETTINGS}),
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
+    "far_goals": Game(
+        "plan_path_cpu", 150_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse_path:NEAR"
+    ),
     "tic_tac_toe": Game("tic_tac_toe_cpu", 250_000, "tic_tac_toe", 2e-3, OPPONENTS, test_every=10),
+    "connect_four": Game("connect_four_cpu", 250_000, "connect_four", 2e-3, OPPONENTS, test_every=10),
     "mixture": replace(
         _told_in_words("walk", 36_000, MIXTURE),
         test_every=6,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,8 +34,8 @@ def shown(name: str, noise: float, count: int = 60) -> Iterator[Demonstration]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_environment_is_the_recipes(name: str, compose: Any) -> None:
-    section = compose(f"{name}_cpu").at_grpo.environment
-    assert {"name": name, **DEMONSTRATORS[name].options} == section
+    options = {key: value for key, value in DEMONSTRATORS[name].options.items() if key != "depth"}  # not in prompts
+    assert {"name": name, **options} == compose(f"{name}_cpu").at_grpo.environment
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,17 +146,34 @@ def test_answers_keep_within_the_limit() -> None:
 # ------------------------------------------------------------------ games
 
 
-def test_the_best_moves_are_shown_and_other_legal_ones_by_mistake() -> None:
-    one = DEMONSTRATORS["tic_tac_toe"]
+@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])
+def test_the_best_moves_are_shown_and_other_legal_ones_by_mistake(name: str) -> None:
+    one = DEMONSTRATORS[name]
     env = one.make_environment()
     for seed in range(30):
         sure, unsure = (one.demonstrate(env, random.Random(seed), noise) for noise in (0, 0.6))
         assert sure.prompt == unsure.prompt
         best = {move for move, chance in sure.choices[0].items() if chance}
-        legal = {cell for cell in str(sure.prompt[0]["content"]) if cell.isdigit()}
+        rows = str(sure.prompt[0]["content"]).splitlines()[:-1]
+        legal = {str(move + 1) for move in env.rules.moves(re.sub(r"\d", EMPTY, "".join(rows)))}
         assert set(sure.choices[0]) == set(unsure.choices[0]) == legal
         for move, chance in unsure.choices[0].items():
             assert chance == pytest.approx(0.6 / len(legal) + (0.4 / len(best) if move in best else 0))
+
+
+def test_connect_four_is_shown_what_wins_at_once_and_no_plan() -> None:
+    one, won = DEMONSTRATORS["connect_four"], 0
+    env = one.make_environment()
+    for seed in range(60):
+        shown = one.demonstrate(env, random.Random(seed), 0)
+        board = "".join(str(shown.prompt[0]["content"]).splitlines()[:-1])
+        moves = env.rules.moves(board)
+        wins = {str(move + 1) for move in moves if env.rules.winner(env.rules.play(board, move))}
+        won += bool(wins)
+        assert {move for move, chance in shown.choices[0].items() if chance} == (
+            wins or {str(move + 1) for move in moves}
+        )
+    assert 5 < won < 55
 
 
 # ------------------------------------------------------------------ grids

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_atgrpo.environments.common.drafting import Draft
@@ -211,7 +211,10 @@ TIC_TAC_TOE = Demonstrator(
     training={"clean_steps": 600},
 )
 
-DEMONSTRATORS = {one.environment: one for one in (PLAN_PATH, SUDOKU, TIC_TAC_TOE)}
+# Shows which stones win at once, and no plan: the rest is for self-play.
+CONNECT_FOUR = replace(TIC_TAC_TOE, environment="connect_four", options={**TIC_TAC_TOE.options, "depth": 1})
+
+DEMONSTRATORS = {one.environment: one for one in (PLAN_PATH, SUDOKU, TIC_TAC_TOE, CONNECT_FOUR)}
 """Environment -> its demonstrator."""
 
 

@@ -184,7 +184,7 @@ class PartSettings(Section):
 
 
 class CriticSettings(Section):
-    """Scores that are learned: what says how good candidates were (docs/critic.md)."""
+    """A learned critic: it says how good candidates were (docs/critic.md)."""
 
     kind: Literal["value", "likelihood"] = "value"
     """`value`: what a candidate changes of the team reward to come, by a regression on what the base reads.
@@ -239,7 +239,7 @@ class AtGrpoConfig(Section):
     """`sync`: the update waits for all tasks of a step. `colocate_async`: it waits for enough of them.
     `separate_async`: servers have their own devices and sample during the update (docs/async.md)."""
     prefix_tree: Literal["auto"] | bool = "auto"
-    """Log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: if a test at the start shows
+    """Log-probs and updates compute every shared prefix once (docs/prefix_trees.md). `auto`: if a test at the start shows
     that results are equal."""
     dither: bool = True
     """Lets small updates reach servers in bfloat16 and float16 (docs/precision.md)."""
@@ -266,7 +266,7 @@ class AtGrpoConfig(Section):
     group_filter: GroupFilter | None = None
     """`{}` drops groups without signal (docs/group_filter.md)."""
     critic: CriticSettings | None = None
-    """Scores that are learned; null: the environment's alone."""
+    """A learned critic (below); null: the environment's scores alone."""
     parts: dict[str, PartSettings] | None = None
     """Part of a mixture -> how its tasks are played and compared (docs/environments.md)."""
     opponents: Opponents | None = None
