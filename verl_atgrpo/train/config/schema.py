@@ -239,8 +239,8 @@ class AtGrpoConfig(Section):
     """`sync`: the update waits for all tasks of a step. `colocate_async`: it waits for enough of them.
     `separate_async`: servers have their own devices and sample during the update (docs/async.md)."""
     prefix_tree: Literal["auto"] | bool = "auto"
-    """Log-probs and updates compute every shared prefix once (docs/prefix_trees.md). `auto`: if a test at the start shows
-    that results are equal."""
+    """Log-probs and updates compute every shared prefix once (docs/prefix_trees.md). `auto`: if a test at the start
+    shows that results are equal."""
     dither: bool = True
     """Lets small updates reach servers in bfloat16 and float16 (docs/precision.md)."""
     candidates: Candidates | dict[str, Candidates] = 4
