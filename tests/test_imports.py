@@ -105,6 +105,12 @@ def test_play_imports_nothing_of_the_rest() -> None:
     assert outside - set(sys.stdlib_module_names) - {PACKAGE} == THIRD_PARTY
 
 
+def test_environments_know_nothing_of_training_and_of_the_lab() -> None:
+    of_environments = {node: found for node, found in graph(folder_of).items() if node.startswith("environments")}
+    others = set().union(*of_environments.values()) - of_environments.keys()
+    assert others == {PACKAGE, "files", "kinds", "play", "sandbox"}
+
+
 def test_a_circle_and_what_leads_to_it_are_told_apart() -> None:
     assert on_circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}) == {"b", "c", "d"}
 
