@@ -1,7 +1,7 @@
 """Types with bounds, written as annotations: which values fit them, and what they accept in words.
 
-The schema of `at_grpo:`, the table of verl's keys and the constructors of environments are annotated with these; error
-messages and docs/configuration.md are made from the words.
+The schema of `at_grpo:`, the table of verl's keys, estimators and the constructors of environments are annotated with
+these; error messages and docs/configuration.md are made from the words.
 """
 
 from __future__ import annotations
