@@ -11,10 +11,13 @@ import types
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import ConfigDict, GetCoreSchemaHandler, StringConstraints, TypeAdapter, ValidationError
+
+# Else imported when a value is checked: `import verl_atgrpo` has these types, and stays light.
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
 
 Finite = Annotated[float, Ge(-1e300), Le(1e300)]
 """A number that is neither infinite nor nan."""
@@ -35,6 +38,8 @@ class Match:
     """What such a text is."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        from pydantic import StringConstraints
+
         return handler.generate_schema(Annotated[source, StringConstraints(pattern=self.pattern)])
 
 
@@ -57,6 +62,8 @@ def fits(hint: Any, value: object) -> bool:
     The type may be bool, int, float (finite), str, None, Literal, a list, a mapping, a union of them, or one of them
     annotated with bounds, a length or `Match`.
     """
+    from pydantic import ValidationError
+
     try:
         validated = _adapter(hint).validate_python(value)
     except ValidationError:
@@ -73,6 +80,8 @@ def _unchanged(validated: object, value: object) -> bool:
 
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
