@@ -17,7 +17,7 @@ from fakes.fsdp_rows import batch, join, make, save_model, some_rows, spawn
 from verl_atgrpo.train.engine.loss_scale import LOSS_SCALE, OVERFLOWS, repeat_overflows
 
 pytestmark = pytest.mark.slow
-SCALE = 2.0**24
+SCALE = 2.0**30
 """At which every gradient of a float16 overflows."""
 
 
