@@ -27,10 +27,10 @@ def _near(env: AllOrNothing, rng: random.Random, noise: float) -> Demonstration:
 
 NEAR = Demonstrator(
     "sparse_path:AllOrNothing",
-    {**BOARD, "max_distance": 3},
+    {**BOARD, "max_distance": 2},
     _near,
     response_length=16,
     words=("draft", "goal"),
     training={"clean_steps": 300},
 )
-"""Goals at most three steps away."""
+"""Goals at most two steps away."""
