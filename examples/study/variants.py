@@ -372,7 +372,7 @@ GAMES: Mapping[str, Game] = {
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
     "far_goals": Game(
-        "plan_path_cpu", 150_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse_path:NEAR"
+        "plan_path_cpu", 120_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse_path:NEAR"
     ),
     "tic_tac_toe": Game("tic_tac_toe_cpu", 250_000, "tic_tac_toe", 2e-3, OPPONENTS, test_every=10),
     "connect_four": Game("connect_four_cpu", 250_000, "connect_four", 2e-3, OPPONENTS, test_every=10),
