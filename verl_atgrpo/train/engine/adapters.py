@@ -212,10 +212,10 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
             for key, parameter in parameters.items():
                 parameter.copy_(_like(parameter, weights[key]))
         saved = torch.load(folder / _STATE, weights_only=True, map_location="cpu")
-        training = self._training[name]
+        training, states = self._training[name], saved["optimizer"]["state"]
         for number, parameter in enumerate(parameters.values()):
-            if (state := saved["optimizer"]["state"].get(number)) is not None:
-                saved["optimizer"]["state"][number] = _sharded(state, parameter)
+            if number in states:
+                states[number] = _sharded(states[number], parameter)
         with keeping_settings(training.optimizer, training.schedule):
             training.optimizer.load_state_dict(saved["optimizer"])
             training.schedule.load_state_dict(saved["schedule"])
