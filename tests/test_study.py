@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ import curves
 import planner_alone
 import results
 import study
-from sparse_path import BOARD
+from sparse import LAST_MOVES, PATH_BOARD, SOKOBAN_BOARD
 from variants import CRITIC, GAMES, LEVELS, MIXTURE, OPPONENTS, VARIANTS
 
 
@@ -75,14 +76,36 @@ def test_critics_are_jobs_that_can_start_and_score_by_the_outcome(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("game", "board"),
+    [
+        ("far_goals", ("plan_path_single", {**PATH_BOARD, "min_distance": 8})),
+        ("sokoban", ("sokoban_single", {**SOKOBAN_BOARD, "min_solution": 8})),
+    ],
+)
 @pytest.mark.parametrize("name", LEVELS)
-def test_far_goals_are_jobs_that_can_start_and_are_validated_alike(compose: Any, tmp_path: Path, name: str) -> None:
-    _, settings = job(compose, tmp_path, "far_goals", name, "at_grpo.train_tasks=256")
+def test_levels_are_jobs_that_can_start_and_are_validated_alike(
+    compose: Any, tmp_path: Path, game: str, board: tuple[str, dict[str, Any]], name: str
+) -> None:
+    _, settings = job(compose, tmp_path, game, name, "at_grpo.train_tasks=256")
     environment = settings.make_environment()
     tasks = [environment.task("val", index) for index in range(200)]
-    far = [getattr(task, "task", task) for task in tasks]
+    last = [getattr(task, "task", task) for task in tasks]
     assert environment.num_tasks("val") in (None, 200)
-    assert far == [make("plan_path_single", **BOARD, min_distance=8).task("val", index) for index in range(200)]
+    assert last == [make(board[0], **board[1]).task("val", index) for index in range(200)]
+
+
+def test_demonstrated_moves_solve_the_board_and_others_are_as_likely_as_noise_says() -> None:
+    env, lengths = LAST_MOVES.make_environment(), set()
+    for seed in range(20):
+        state = env.initial(env.task("train", random.Random(seed).randrange(1 << 40)))  # type: ignore[attr-defined]
+        shown = LAST_MOVES.demonstrate(env, random.Random(seed), 0)
+        assert env.apply(state, shown.answer).solved  # type: ignore[attr-defined]
+        assert shown.prompt == env.answer_prompt(state)  # type: ignore[attr-defined]
+        lengths.add(len(shown.answer))
+        noisy = LAST_MOVES.demonstrate(env, random.Random(seed), 0.4)
+        assert sorted({round(chance, 2) for chance in noisy.choices[0].values()})[0] == 0.1
+    assert lengths == {1, 2}
 
 
 @pytest.mark.parametrize("name", MIXTURE)

@@ -51,6 +51,8 @@ class Sokoban(MoveGame[State]):
     """Probability of an inner cell to be a wall (0.1)."""
     min_solution: Annotated[int, Ge(1), Le(10_000)] | None = None
     """Least moves that solve a board (1); more than 1 takes a search for each."""
+    max_solution: Annotated[int, Ge(1), Le(10_000)] | None = None
+    """Most moves that solve a board: of longer solutions the first moves have been made (no bound)."""
     seed: int | None = None
     """Boards derive from it (0)."""
     levels: str | None = None
@@ -66,8 +68,8 @@ class Sokoban(MoveGame[State]):
 
     def __post_init__(self) -> None:
         self.check_form("moves")
-        options = {name: getattr(self, name) for name in ("size", "boxes", "wall_density", "min_solution", "seed")}
-        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        names = ("size", "boxes", "wall_density", "min_solution", "max_solution", "seed")
+        given: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         self._generator = Generator(**given)
         self._levels: dict[Split, list[SokobanTask]] | None = None
         if self.levels is not None:

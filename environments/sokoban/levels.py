@@ -14,7 +14,7 @@ from pathlib import Path
 from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.common.options import option_error
 from verl_atgrpo.environments.common.splits import MOST_DRAWS
-from verl_atgrpo.environments.sokoban.board import Boxes, SokobanTask, paths
+from verl_atgrpo.environments.sokoban.board import Boxes, SokobanTask, State, paths, walk
 
 
 def solve(task: SokobanTask, below: float = math.inf) -> str | None:
@@ -66,17 +66,25 @@ class Generator:
     boxes: int = 1
     wall_density: float = 0.1
     min_solution: int = 1
+    max_solution: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.max_solution is not None and self.max_solution < self.min_solution:
+            raise option_error(f"max_solution={self.max_solution} is below min_solution={self.min_solution}")
         cells = (self.size - 2) ** 2
         positions = cells * math.comb(cells, self.boxes)
-        if self.min_solution > 1 and positions > MOST_POSITIONS:
+        if self._searches and positions > MOST_POSITIONS:
+            name, without = ("min_solution", "set it to 1") if self.min_solution > 1 else ("max_solution", "remove it")
             raise option_error(
-                f"min_solution={self.min_solution}: takes a search of each board, and one of size={self.size} with "
+                f"{name}={getattr(self, name)}: takes a search of each board, and one of size={self.size} with "
                 f"boxes={self.boxes} has up to {positions:,} positions; make them fewer than {MOST_POSITIONS:,} by a "
-                "lower size or boxes, or set it to 1"
+                f"lower size or boxes, or {without}"
             )
+
+    @property
+    def _searches(self) -> bool:
+        return self.min_solution > 1 or self.max_solution is not None
 
     def draw(self, rng: random.Random) -> SokobanTask:
         """Returns a board; all random numbers come from `rng`.
@@ -85,9 +93,19 @@ class Generator:
         """
         for _ in range(MOST_DRAWS):
             task = self._scrambled(rng)
-            if task and (self.min_solution == 1 or solve(task, below=self.min_solution) is None):
-                return task
+            if task is not None and (fitting := self._fit(task, rng)) is not None:
+                return fitting
         raise self.too_few("any split")
+
+    def _fit(self, task: SokobanTask, rng: random.Random) -> SokobanTask | None:
+        """Returns a board, or a later position of a too long solution; None if its solution is too short."""
+        if self.max_solution is None:
+            return task if self.min_solution == 1 or solve(task, below=self.min_solution) is None else None
+        moves = solve(task) or ""
+        if len(moves) < self.min_solution:
+            return None
+        left = rng.randint(self.min_solution, min(self.max_solution, len(moves)))
+        return SokobanTask(walk(State.initial(task), moves[: len(moves) - left]).end.draw())
 
     def too_few(self, where: str) -> EnvironmentConfigError:
         """Returns the error for options that allow hardly any boards for `where`."""

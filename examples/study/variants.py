@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparse_path import BOARD
+from sparse import PATH_BOARD, SOKOBAN_BOARD
 
 
 @dataclass(frozen=True)
@@ -128,47 +128,67 @@ _LORA = ("actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora_a
 _ONE_ADAPTER = (*_LORA, *_EPISODES)
 _UNDIVIDED = "at_grpo.estimator={preset: dr_mas, scale: none}"
 
-# Far goals, which earn nothing before they are reached: one single agent.
-_SPARSE = ", ".join(["name: 'sparse_path:AllOrNothing'", *(f"{key}: {value}" for key, value in BOARD.items())])
-_DISTANCES = (
-    "max_distance: 2",
-    "min_distance: 2, max_distance: 4",
-    "min_distance: 4, max_distance: 6",
-    "min_distance: 6, max_distance: 8",
-    "min_distance: 8",
-)
 
-
-def _far(title: str, environment: str) -> Variant:
-    return Variant(
-        f"far goals, {title}",
-        (
-            "~at_grpo.environment",
-            f"+at_grpo.environment={{{environment}}}",
-            *_EPISODES,
-            _UNDIVIDED,
-            "at_grpo.group_filter={}",
-            # Or the entropy of near goals is too low to find far ones.
-            "actor_rollout_ref.actor.entropy_coeff=0.003",
-            "data.max_prompt_length=128",
-            "data.max_response_length=16",
-            "actor_rollout_ref.rollout.max_model_len=144",
-        ),
+def _levels(name: str, board: Mapping[str, object], levels: Sequence[str]) -> Mapping[str, Variant]:
+    """Returns ways for a single agent to learn the last of some levels, by success alone."""
+    sparse = ", ".join([f"name: '{name}'", *(f"{key}: {value}" for key, value in board.items())])
+    mixed = ", ".join(
+        f"l{number}: {{{sparse}, {level}, val_tasks: {200 * (level == levels[-1])}}}"
+        for number, level in enumerate(levels)
     )
+    listed = ", ".join(f"{{{level}}}" for level in levels)
+
+    def variant(title: str, environment: str) -> Variant:
+        return Variant(
+            title,
+            (
+                "~at_grpo.environment",
+                f"+at_grpo.environment={{{environment}}}",
+                *_EPISODES,
+                _UNDIVIDED,
+                "at_grpo.group_filter={}",
+                # Or the entropy of near levels is too low to find far ones.
+                "actor_rollout_ref.actor.entropy_coeff=0.003",
+                "data.max_prompt_length=128",
+                "data.max_response_length=16",
+                "actor_rollout_ref.rollout.max_model_len=144",
+            ),
+        )
+
+    return {
+        "far": variant("the last level alone", f"{sparse}, {levels[-1]}"),
+        "far_uniform": variant("all levels alike", f"name: mixture, parts: {{{mixed}}}"),
+        "far_curriculum": variant(
+            "levels by a curriculum",
+            f"name: curriculum, of: {{{sparse}}}, levels: [{listed}], window: 128, upper: 0.6",
+        ),
+    }
 
 
-_MIXED = ", ".join(
-    f"l{number}: {{{_SPARSE}, {distance}, val_tasks: {200 * (distance == _DISTANCES[-1])}}}"
-    for number, distance in enumerate(_DISTANCES)
+LEVELS = _levels(
+    "sparse:Path",
+    PATH_BOARD,
+    (
+        "max_distance: 2",
+        "min_distance: 2, max_distance: 4",
+        "min_distance: 4, max_distance: 6",
+        "min_distance: 6, max_distance: 8",
+        "min_distance: 8",
+    ),
 )
-_LISTED = ", ".join(f"{{{distance}}}" for distance in _DISTANCES)
-_CURRICULUM = f"name: curriculum, of: {{{_SPARSE}}}, levels: [{_LISTED}], window: 128, upper: 0.6"
-LEVELS: Mapping[str, Variant] = {
-    "far": _far("the last level alone", f"{_SPARSE}, {_DISTANCES[-1]}"),
-    "far_uniform": _far("all levels alike", f"name: mixture, parts: {{{_MIXED}}}"),
-    "far_curriculum": _far("levels by a curriculum", _CURRICULUM),
-}
 """Plan-Path by success alone, validated on far goals."""
+SOKOBAN_LEVELS = _levels(
+    "sparse:Sokoban",
+    SOKOBAN_BOARD,
+    (
+        "max_solution: 2",
+        "min_solution: 2, max_solution: 4",
+        "min_solution: 4, max_solution: 6",
+        "min_solution: 6, max_solution: 8",
+        "min_solution: 8",
+    ),
+)
+"""Sokoban by success alone, validated on whole boards."""
 
 
 # A critic reads with the base of an adapter.
@@ -372,7 +392,10 @@ GAMES: Mapping[str, Game] = {
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
     "far_goals": Game(
-        "plan_path_cpu", 120_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse_path:NEAR"
+        "plan_path_cpu", 120_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse:NEAR_GOALS"
+    ),
+    "sokoban": Game(
+        "plan_path_cpu", 120_000, "sokoban_single", 7e-4, SOKOBAN_LEVELS, test_every=10, start="sparse:LAST_MOVES"
     ),
     "tic_tac_toe": Game("tic_tac_toe_cpu", 250_000, "tic_tac_toe", 2e-3, OPPONENTS, test_every=10),
     "connect_four": Game("connect_four_cpu", 250_000, "connect_four", 2e-3, OPPONENTS, test_every=10),

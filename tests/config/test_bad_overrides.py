@@ -159,6 +159,7 @@ ENVIRONMENTS = {
         "boxes": (0, 1_000_000),
         "wall_density": (0.7,),
         "min_solution": (0, 10**9),
+        "max_solution": (0, 10**9),
         "seed": ("one",),
         "levels": (3,),
     },
@@ -270,6 +271,8 @@ def test_a_search_that_would_not_fit_is_refused() -> None:
     make("sokoban", size=8, boxes=3, min_solution=2, tool="moves")
     with pytest.raises(EnvironmentConfigError, match=r"^at_grpo\.environment\.min_solution=2: .*2,666,496 positions"):
         make("sokoban", size=10, boxes=3, min_solution=2, tool="moves")
+    with pytest.raises(EnvironmentConfigError, match=r"^at_grpo\.environment\.max_solution=9: .*or remove it$"):
+        make("sokoban", size=10, boxes=3, max_solution=9, tool="moves")
     make("sokoban", size=10, boxes=4, tool="moves")
 
 

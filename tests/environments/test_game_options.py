@@ -46,6 +46,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"wall_density": math.nan}, "wall_density=nan"),
         ({"wall_density": "high"}, "wall_density='high'"),
         ({"min_solution": 0}, "min_solution=0"),
+        ({"max_solution": 0}, "max_solution=0"),
+        ({"min_solution": 9, "max_solution": 8}, "max_solution=8 is below min_solution=9"),
         ({"max_turns": 0}, "max_turns=0"),
         ({"max_moves": None}, "max_moves=None"),
         ({"tool": "bash"}, "tool='bash'"),
@@ -56,6 +58,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"levels": os.curdir}, "levels='.'"),
         ({"levels": sys.executable}, "levels='"),
         *(({"levels": "any", name: 6}, f"{name}=6") for name in ("size", "boxes", "min_solution", "seed")),
+        ({"levels": "any", "max_solution": 6}, "max_solution=6"),
         ({"levels": "any", "wall_density": 0.1}, "wall_density=0.1"),
     ],
     "sudoku": [

@@ -162,6 +162,17 @@ def test_generated_boards_can_be_solved(options: dict[str, Any]) -> None:
         assert task.draw(task.player, task.boxes) == task.drawing
 
 
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [({"max_solution": 3}, {1, 2, 3}), ({"boxes": 2, "min_solution": 5, "max_solution": 6}, {5, 6})],
+)
+def test_bounded_solutions_have_every_length_between_the_bounds(options: dict[str, Any], lengths: set[int]) -> None:
+    env = Sokoban(**options)
+    tasks = [env.task("train", index) for index in range(60)]
+    assert {len(solve(task) or "") for task in tasks} == lengths
+    assert {split_of(env.task_key(task)) for task in tasks} == {"train"}
+
+
 def test_generated_boards_have_no_end_and_few_are_equal() -> None:
     env = Sokoban()
     assert env.num_tasks("train") is None

@@ -1,0 +1,90 @@
+"""Plan-Path and Sokoban by success alone, and starts that know the last moves."""
+
+import random
+
+from verl_atgrpo import Outcome
+from verl_atgrpo.environments.common.moves import MOVES
+from verl_atgrpo.environments.common.options import with_options
+from verl_atgrpo.environments.plan_path import SinglePlanPath
+from verl_atgrpo.environments.plan_path.grid import State as PathState
+from verl_atgrpo.environments.sokoban import SingleSokoban
+from verl_atgrpo.environments.sokoban.board import SokobanTask, State
+from verl_atgrpo.environments.sokoban.levels import solve
+from verl_atgrpo.lab.tiny_models.demonstrations import END, Choice, Demonstration, Demonstrator, path
+
+PATH_BOARD = {"size": 8, "wall_density": 0.02, "max_turns": 2, "max_moves": 12, "style": "compact"}
+SOKOBAN_BOARD = {"size": 7, "wall_density": 0.05, "max_turns": 2, "max_moves": 12}
+
+
+class Path(SinglePlanPath):
+    """A single agent that earns 1 at the goal, else 0."""
+
+    def outcome(self, state: PathState, turns: int) -> Outcome:
+        """Returns the outcome of an episode that ends in `state`."""
+        return Outcome(state.solved, float(state.solved), {"turns": float(turns)})
+
+
+@with_options
+class Sokoban(SingleSokoban):
+    """A single agent that earns 1 if the boxes are on the targets, else 0. Its prompts are a tiny model's."""
+
+    style = "compact"
+
+    def outcome(self, state: State, turns: int) -> Outcome:
+        """Returns the outcome of an episode that ends in `state`."""
+        return Outcome(state.solved, float(state.solved), {"turns": float(turns)})
+
+    def shown(self, state: State) -> str:
+        """Returns row and column of the player, the boxes and the targets, then the board without its border."""
+        task = state.task
+        cells = [state.player, *sorted(state.boxes), *sorted(task.targets)]
+        rows = state.draw().replace(" ", "-").split("\n")[1:-1]
+        numbers = "".join(f"{row}{column}" for row, column in (divmod(cell, task.stride) for cell in cells))
+        return "\n".join([numbers, *(row[1:-1] for row in rows)])
+
+
+def _near_goal(env: Path, rng: random.Random, noise: float) -> Demonstration:
+    """Returns a shortest way, each of whose moves is random with probability `noise`."""
+    task = env.task("train", rng.randrange(1 << 40))
+    answer = path(task, task.start, noise, env.max_moves, rng)
+    return Demonstration(env.answer_prompt(PathState.initial(task)), *answer)
+
+
+def _last_moves(env: Sokoban, rng: random.Random, noise: float) -> Demonstration:
+    """Returns moves that lead closer to a solution, each of which is random with probability `noise`."""
+    start = State.initial(env.task("train", rng.randrange(1 << 40)))
+    state, answer, choices = start, "", list[Choice]()
+    # A random move may push a box where it stays.
+    while (left := _left(state)) > 0 and len(answer) < env.max_moves:
+        ahead = {name: env.apply(state, name) for name in MOVES}
+        good = [name for name, end in ahead.items() if _left(end) == left - 1]
+        choices.append({name: noise / len(MOVES) + (name in good) * (1 - noise) / len(good) for name in MOVES})
+        move = rng.choices(*zip(*choices[-1].items(), strict=True))[0]
+        answer, state = answer + move, ahead[move]
+    return Demonstration(env.answer_prompt(start), answer, [*choices, {END: 1.0}])
+
+
+def _left(state: State) -> int:
+    """Returns the moves of a shortest solution; -1 if there is none."""
+    moves = solve(SokobanTask(state.draw()))
+    return -1 if moves is None else len(moves)
+
+
+NEAR_GOALS = Demonstrator(
+    "sparse:Path",
+    {**PATH_BOARD, "max_distance": 2},
+    _near_goal,
+    response_length=16,
+    words=("draft", "goal"),
+    training={"clean_steps": 300},
+)
+"""Goals at most two steps away."""
+LAST_MOVES = Demonstrator(
+    "sparse:Sokoban",
+    {**SOKOBAN_BOARD, "max_solution": 2},
+    _last_moves,
+    response_length=16,
+    words=("draft", "goal"),
+    training={"clean_steps": 300},
+)
+"""Boards with at most two moves left."""
