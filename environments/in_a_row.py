@@ -20,7 +20,7 @@ from verl_atgrpo.environments.common.options import option_error, with_options
 from verl_atgrpo.environments.common.workflow import Style
 
 Opponent = Literal["self", "random", "search"]
-_MARK = re.compile(r"move[\s*_`]*:[\s*_`$(\[]*([0-9]{1,2})\W*$", re.IGNORECASE)
+_MARK = re.compile(r"move[\s*_`]*:[\s*_`$(\[<]*([0-9]{1,2})\W*$", re.IGNORECASE)
 EMPTY, STONES = ".", "xo"
 
 

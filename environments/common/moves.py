@@ -28,7 +28,7 @@ _BETWEEN = re.compile(r"[ \t]*(?:,|-+>|=+>|[>\u2013\u2014\u2192\u21d2\u27a1\u279
 _LATEX_ARROW = re.compile(r"\\(?:long)?(?:rightarrow|Rightarrow|to)(?![a-zA-Z])")
 _NUMBER = re.compile(r"([0-9]{1,3})[.):]")
 _IN_LATEX = re.compile(r"\\(?:boxed|fbox|text|texttt|mathrm|mathbf|textbf)[ \t]*\{(.*)\}|\\\((.*)\\\)|\\\[(.*)\\\]")
-_IN_BRACKETS = re.compile(r"\[(.*)\]|\((.*)\)|\{(.*)\}")
+_IN_BRACKETS = re.compile(r"\[(.*)\]|\((.*)\)|\{(.*)\}|<(.*)>")
 _AROUND = " \t\r*_`$\"'"
 _ITEM = re.compile(r"[ \t]*(?:[-*+\u2022]|(?=(?:step[ \t]*)?[0-9]{1,3}[.):]))[ \t]*", re.IGNORECASE)
 """The mark of a list item, without its number."""

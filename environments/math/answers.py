@@ -25,6 +25,8 @@ from verl_atgrpo.environments.math.notation import (
     is_prose,
     operations,
     readings,
+    same_unit,
+    stated,
     tidy,
 )
 from verl_atgrpo.environments.math.printed import python_as_latex
@@ -36,6 +38,7 @@ _CHOICE = re.compile(r"[.!?;] |\bor\b", re.IGNORECASE)
 """A second sentence, or a second answer."""
 _OPERATOR = re.compile(r"[-+*/^!|]|\\(?!pi|infty)[a-zA-Z]|[a-z]\(")
 """What an expression has that is not a single number or symbol."""
+_FORMULA = re.compile(r"\$+([^$]+)\$+")
 _PRINTED_LABEL = re.compile(r"[a-z ]{0,30}(?:answer|result|solutions?)[a-z ]{0,20}[:=]", re.IGNORECASE)
 
 
@@ -139,6 +142,8 @@ async def equal(gold: str | None, answer: str | None) -> bool:
         return False
     if gold == answer:
         return True
+    if "=" not in gold:
+        answer = stated(answer)
     if not operations(answer) <= operations(gold):
         return False
     for expected in readings(gold):
@@ -166,7 +171,10 @@ async def majority(answers: Sequence[str | None]) -> str | None:
 
 
 def _copied(question: str, gold: str, answer: str) -> bool:
-    """Returns whether an answer stands in the question and is neither a value nor the gold answer as it is written."""
+    """Returns whether an answer stands in the question, and is neither a value nor the gold answer as it is written.
+
+    In another order, too: `-1 + x^2` for `$x^2 - 1$`.
+    """
 
     def bare(text: str) -> str:
         return re.sub(r"[\s{}$~]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:!]|(?<=\\)[dtc](?=frac)", "", text)
@@ -174,8 +182,14 @@ def _copied(question: str, gold: str, answer: str) -> bool:
     values = [part.value for part in readings(answer)[-1]]
     if all(read_number(value) is not None or not _OPERATOR.search(value) for value in values):
         return False
+
+    def letters(text: str) -> list[str]:
+        return sorted(re.sub(r"\\(?:cdot|times)(?![a-zA-Z])|[+*]", "", bare(text.rpartition("=")[2])))
+
     value = answer.rpartition("=")[2]
-    return bare(value) in bare(question) and bare(value) not in (bare(gold), bare(gold.rpartition("=")[2]))
+    if bare(value) in (bare(gold), bare(gold.rpartition("=")[2])) or letters(value) == letters(gold):
+        return False
+    return bare(value) in bare(question) or letters(value) in map(letters, _FORMULA.findall(question))
 
 
 async def _equal_parts(golds: Sequence[Part], answers: Sequence[Part]) -> bool:
@@ -213,7 +227,7 @@ def _known(gold: Part, answer: Part) -> bool | None:
         return False
     if gold.base != answer.base or (gold.half and gold.half != answer.half):
         return False
-    if gold.unit and answer.unit and not (gold.unit <= answer.unit or answer.unit <= gold.unit):
+    if gold.unit and answer.unit and not same_unit(gold.unit, answer.unit):
         return False
     if gold.text or answer.text:
         return (gold.text or gold.value.lower()) == (answer.text or answer.value.lower())

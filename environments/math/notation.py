@@ -184,7 +184,7 @@ _CANONICAL = {name: unit for unit, others in _UNITS.items() for name in (unit, f
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 _MULTIPLES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _HALVES = frozenset(("am", "pm"))
-_EMPTY = frozenset(("of", "the", "in", "per", "percent"))
+_EMPTY = frozenset(("of", "the", "in", "percent"))
 """Words that say nothing about a unit."""
 _DIGITS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _BASES = {name: str(number) for number, name in enumerate(_DIGITS, 2)} | {"sixteen": "16"}
@@ -203,6 +203,9 @@ _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 _NAME = re.compile(
     r"(?s)\s*((?:\\[a-zA-Z]+|[a-zA-Z])(?:_(?:\{[^{}]*\}|\w))?(?:\((?:[a-z]|-?[0-9]+)\))?)\s*(?:=|\\in(?![a-zA-Z]))(.*)"
 )
+_THING = re.compile(r"(?!\s*[0-9])(?=.*[a-zA-Z])(?:[^-+*/^<>=,;(]|\([^()=]*\))*")
+"""What has a value, by its name: `n_{\\min}`, `|AB|`, `\\cos A`, `P(A, B)`; no equation's side."""
+_COMPUTED = re.compile(r"\\(?:frac|cdot|times|div|sum|prod|int|pm|le|ge|ne|approx)")
 _PHRASE = re.compile(r"\\(?:text|mathrm|textrm|textbf|textit|mbox|mathbf|mathit)\s*\{([^{}]*)\}")
 
 
@@ -232,6 +235,19 @@ def readings(text: str) -> list[list[Part]]:
     return [_parts(grouped), _parts(text)] if grouped != text else [_parts(text)]
 
 
+def stated(answer: str) -> str:
+    r"""Returns the value alone of an answer that says what it is of, by whatever name: `90` of `n_{\min} = 90`."""
+    name, equals, value = answer.partition("=")
+    plain = equals and "=" not in value and _THING.fullmatch(name) and not _COMPUTED.search(name)
+    return value.strip() if plain else answer
+
+
+def same_unit(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Returns whether units are equal, or one says more than the other: flour is not the same as cups, cups of it are."""
+    per = [{word for word in unit if word.startswith("/")} for unit in (one, other)]
+    return per[0] == per[1] and (one <= other or other <= one)
+
+
 def is_prose(text: str) -> bool:
     """Returns whether an answer has a sentence in it, units aside."""
     return any(_PROSE.search(part.value) is not None for part in _parts(text))
@@ -240,7 +256,8 @@ def is_prose(text: str) -> bool:
 def _parts(text: str) -> list[Part]:
     text = re.sub(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])", ",", text)
     text = _JOINED.sub(r"\1, ", text)
-    if (braces := re.fullmatch(r"\\\{(.+)\\\}", text)) is not None and r"\{" not in braces[1]:
+    named = _NAME.fullmatch(text)
+    if (braces := re.fullmatch(r"\s*\\\{(.+)\\\}", text if named is None else named[2])) and r"\{" not in braces[1]:
         text = braces[1]
     signed: list[str] = []
     for part in _split(text):
@@ -297,15 +314,16 @@ def _words(text: str) -> list[str]:
     """Returns the words of a unit in one form each, powers with their words."""
     text = re.sub(r"\\[a-z]+\s*\{|[{}()]", " ", text.replace(r"^{\circ}", " degree ").lower())
     text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m", text)
-    text = re.sub(r"\s*\^\s*([23])", r"^\1", re.sub(r"(?<=[a-z])\.|/", " ", text))
+    text = re.sub(r"\s*\^\s*([23])", r"^\1", re.sub(r"(?<=[a-z])\.", " ", text))
+    text = re.sub(r"\s*(?:/|\bper\b)\s*", " /", text)
     words, power = [], ""
-    for word in re.findall(r"[a-z]+(?:\^[23])?|(?<=base )[0-9]+|(?<=base-)[0-9]+", text):
+    for per, word in re.findall(r"(/?)([a-z]+(?:\^[23])?|(?<=base )[0-9]+|(?<=base-)[0-9]+)", text):
         if word in _POWERS:
             power = _POWERS[word]
             continue
         stem, caret, exponent = word.partition("^")
         stem = _CANONICAL.get(stem, stem[:-1] if len(stem) > 3 and stem.endswith("s") else stem)
-        words.append(stem + (power or caret + exponent))
+        words.append(per + stem + (power or caret + exponent))
         power = ""
     return words
 

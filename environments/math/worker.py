@@ -37,22 +37,22 @@ def main() -> None:
     @functools.lru_cache(maxsize=1024)
     def parsed(text: str) -> list[Any]:
         boxed = f"\\boxed{{{text}}}"
-        found = parse(boxed, form, "no_fallback", "first_match", parsing_timeout=None)  # type: ignore[arg-type]
-        return [with_imaginary_unit(value) for value in found]
+        return parse(boxed, form, "no_fallback", "first_match", parsing_timeout=None)  # type: ignore[arg-type]
 
     def includes(gold: str, answer: str) -> bool:
-        return bool(verify(parsed(gold), parsed(answer), allow_set_relation_comp=True, timeout_seconds=None))
+        values = [list(map(with_imaginary_unit, parsed(text))) for text in (gold, answer)]
+        return bool(verify(*values, allow_set_relation_comp=True, timeout_seconds=None))
 
     def equal(gold: str, answer: str) -> bool:
         try:
-            if not arithmetic(parsed(answer)) <= arithmetic(parsed(gold)):
+            if not arithmetic(parsed(answer)) <= arithmetic(parsed(gold)) or cancels(parsed(gold), parsed(answer)):
                 return False
+            # Both directions: `verify` parses the second one leniently, 17 = 18 as 18.
+            return includes(gold, answer) and includes(answer, gold)
         except MemoryError:
             raise  # ends the process, see `serve`
         except Exception:  # noqa: BLE001  # sympy raises any for what it cannot compute, as an interval from i
             return False
-        # Both directions: `verify` parses the second one leniently, 17 = 18 as 18.
-        return includes(gold, answer) and includes(answer, gold)
 
     def matching(request: Sequence[Any]) -> bool:
         golds, answers, known = request
@@ -100,6 +100,23 @@ def arithmetic(values: list[Any]) -> set[str]:
     return found
 
 
+def cancels(golds: list[Any], answers: list[Any]) -> bool:
+    """Returns whether an answer is made of symbols, constants or irrational roots, where the gold one is rational."""
+    from sympy import Float, Function, Pow, Symbol
+    from sympy.core.numbers import ImaginaryUnit, NumberSymbol
+    from sympy.core.relational import Relational
+
+    def made_of(values: list[Any], *kinds: type) -> bool:
+        roots = [power for value in values for power in value.atoms(Pow) if not power.exp.is_Integer]
+        return bool(roots) or any(value.has(*kinds) for value in values)
+
+    leaves = Symbol, NumberSymbol, ImaginaryUnit
+    golds, answers = ([value for value in values if hasattr(value, "atoms")] for values in (golds, answers))
+    # An interval is also written as 1 <= x <= 2, and a decimal may stand for an irrational number.
+    unbound = [value for value in answers if not value.has(Relational)]
+    return bool(golds) and not made_of(golds, *leaves, Float, Function) and made_of(unbound, *leaves)
+
+
 def _rational(value: Any) -> bool:
     """Returns whether a value is a rational number; sympy says of no decimal that it is one."""
     from sympy import Rational
@@ -111,7 +128,7 @@ def _rational(value: Any) -> bool:
 
 def _factors(product: Any) -> int:
     """Returns the number of rational factors of a product, a numerator with its denominator as one."""
-    from sympy import Mul
+    from sympy import Mul, Pow
 
     tops = bottoms = 0
     for factor in Mul.make_args(product):
@@ -120,6 +137,8 @@ def _factors(product: Any) -> int:
         base, exponent = factor.as_base_exp()
         if base == 10 and exponent.is_Integer:
             continue
+        if base.has(Pow):  # a fraction in a fraction
+            return 2
         if factor.is_Rational:
             tops += abs(factor.p) != 1
             bottoms += factor.q != 1

@@ -14,7 +14,7 @@ from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load
 from verl_atgrpo.environments.ports.replayed_game import Move, Refused, ReplayedGame
 
 _MARK = "Action:"
-_MARKUP = " *_`"
+_MARKUP = " *_`<>"
 _LISTED = 100
 """Most actions that a prompt lists one by one if none is masked."""
 _TRIED = 8

@@ -192,6 +192,8 @@ def test_the_prompt_shows_what_is_free() -> None:
         ("full", "**Move: 5**", 4),
         ("full", "_Move_: `5`", 4),
         ("full", "Move: [5]", 4),
+        ("full", "Move: <5>", 4),
+        ("full", "Move: <number of a free cell>", None),
         ("full", "**Moving** 5", None),
         ("full", "Move: 5.", 4),
         ("full", "Move: 5\nor Move: 6?", 5),

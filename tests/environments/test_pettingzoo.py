@@ -160,7 +160,13 @@ def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_repeats_the_pr
 @pytest.mark.parametrize(
     ("reply", "legal"),
     [
-        *(("**Action: up**", True), ("**Action:** up", True), ("Action: `up`.", True), ("Action: UP.", True)),
+        *(
+            ("**Action: up**", True),
+            ("**Action:** up", True),
+            ("Action: `up`.", True),
+            ("Action: <up>", True),
+            ("Action: UP.", True),
+        ),
         *(("Go! Action: up", False), ("**up**", False), ("**", False), ("Action: up up", False)),
     ],
 )

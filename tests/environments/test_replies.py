@@ -75,6 +75,7 @@ MOVES: dict[str, str | None] = {
     "Moves: U (up), D (down), L (left), R (right)": None,
     "Moves are U (up), D (down), L (left), R (right).": None,
     "Moves: <letters>": None,
+    "Moves: <R, D> or <D>": None,
     "Answer with one line 'Moves: R, D' giving at most 9 moves.": None,
     "> Moves: R, D": None,
     "Moves: R, D\nWait.\nMoves: I do not know": None,

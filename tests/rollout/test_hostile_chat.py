@@ -121,6 +121,13 @@ def test_the_corpus_of_hostile_replies_goes_through_two_turns(form: str) -> None
         two_turns(CHATS[form], reply[:3000])
 
 
+def test_a_message_with_half_of_a_character_is_rendered() -> None:
+    """As an environment makes it that decodes a reply of JSON: half of an emoji is a letter there."""
+    half = json.loads(r'{"plan": "party \ud83c"}')["plan"]
+    ids = CHATS["hermes"].encode([{"role": "user", "content": half}])
+    assert ids == CHATS["hermes"].encode([{"role": "user", "content": "party ?"}])
+
+
 @pytest.mark.parametrize(("depth", "parsed"), [(1, True), (31, True), (32, False), (33, False), (500, False)])
 def test_calls_are_parsed_to_32_levels(depth: int, parsed: bool) -> None:
     value = f'{{"query": {"[" * depth}{"]" * depth}}}'

@@ -41,7 +41,7 @@ def shortened(text: str, most: int = SHOWN) -> str:
 
 
 def quoted(text: str, most: int = READ) -> str:
-    """Returns `text` quoted for a prompt, `> ` before every line, which no parser reads as an answer.
+    """Returns `text` quoted for a prompt, `> ` before every line: no label, grid or block in it is read.
 
     Several empty lines become one: a model that repeats line breaks would make the next agent's prompt too long. At
     most so many characters are quoted as in `shortened`.

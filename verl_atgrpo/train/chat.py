@@ -319,7 +319,7 @@ def _for_template(message: Message) -> dict[str, Any]:
     if not _is_flat(message, _DEEPEST + 8):
         raise MessageError(f"a message of the role {role!r} has more than {_DEEPEST} levels of lists and mappings")
     shown = {key: value for key, value in message.items() if value is not None}
-    shown |= {"role": _SAME.get(role, role), "content": text_of(message)}
+    shown |= {"role": _SAME.get(role, role), "content": valid(text_of(message))}
     if calls := message.get("tool_calls"):
         shown["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": _parsed(call["function"]["arguments"])}}
