@@ -231,6 +231,7 @@ def test_shares_keep_what_changed_weights_owe() -> None:
         ({"levels": [{"size": 1}]}, r"^at_grpo\.environment\.levels=\[\{'size': 1\}\]: two levels or more"),
         ({"levels": "ab"}, r"^at_grpo\.environment\.levels='ab': two levels or more"),
         ({"lower": 0.8}, r"^at_grpo\.environment\.lower=0\.8 is not below upper=0\.8$"),
+        ({"upper": 1}, r"^at_grpo\.environment\.upper=1: no success is above it; set it below 1, such as 0\.8$"),
         ({"upper": 1.2}, r"^at_grpo\.environment\.upper=1\.2: a number from 0 to 1$"),
         ({"review": 1}, r"^at_grpo\.environment\.review=1 leaves no tasks of the level itself"),
         ({"review": float("nan")}, r"^at_grpo\.environment\.review=nan: a number from 0 to 1$"),

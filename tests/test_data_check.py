@@ -165,7 +165,7 @@ def test_all_rows_are_graded_by_the_command(tmp_path: Path, capsys: pytest.Captu
     assert "train row 1: its own solution fails\ntrain row 2: its own solution fails\n" in printed
     assert "3 train rows graded, 66.7% with a defect (2: its own solution fails)" in printed
     assert "1 val rows graded, 0.0% with a defect (no defect)" in printed
-    main([*arguments, "at_grpo.max_bad_rows=0.7"])
+    assert main([*arguments, "at_grpo.max_bad_rows=0.7"]) == 0
     assert data_check.report(Rows((7,)), {"train": 100}, 0.01) == (
         "train row 7: its own solution fails\n100 train rows graded, 1.0% with a defect (1: its own solution fails)",
         False,

@@ -93,15 +93,21 @@ def checkpoint(root: Path, *policies: str) -> Path:
     return saved_step(root / "checkpoints/global_step_3", *policies)
 
 
-def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None:
+def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = checkpoint(tmp_path, "shared")
     write_run(step.parent)
-    with ResultFile(tmp_path / "after.jsonl", {"made": "up"}, {}) as results:
+    played = {"environment": {"name": "plan_path"}, "players": {"shared": {"source": "runs/a/global_step_3"}}}
+    with ResultFile(tmp_path / "other.jsonl", {**played, "environment": {"name": "walk"}}, {}) as results:
+        results.add(EpisodeRow(0, "", 0, 0, True, 1.0, {}, 1, 1, {}, None, 0.0))
+    with ResultFile(tmp_path / "after.jsonl", played, {}) as results:
         for task in range(10):
             late = None if task else Failure("timeout", "why")
             results.add(EpisodeRow(task, "", 0, 0, task > 0, 1.0, {}, 1, 1, {}, late, 0.0))
     command = ["export", str(step), str(tmp_path / "out"), f"--evaluation={tmp_path / 'after.jsonl'}"]
     assert cli.main(command) == 0
+    with pytest.raises(SystemExit):
+        cli.main([*command[:-1], f"--evaluation={tmp_path / 'other.jsonl'}"])
+    assert "its tasks are of 'walk', the run trained on 'plan_path'" in capsys.readouterr().err
     text = (tmp_path / "out/shared/README.md").read_text()
     _, head, body = text.split("---\n")
     assert yaml.safe_load(head)["base_model"] == "some/model"
@@ -118,7 +124,8 @@ def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None
         assert line in body.splitlines(), line
     # Nine of ten, with the two tasks that an interval adds.
     assert "| evaluation | 90.0% of 10 tasks solved, 95% interval 5" in body
-    assert "%; 1 episode failed and count as not solved |" in body
+    assert "played by runs/a/global_step_3 |" in body
+    assert "%; 1 episode failed and count as not solved; played by" in body
 
 
 def test_only_a_step_with_a_number_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +145,7 @@ def test_only_a_step_with_a_number_is_exported(tmp_path: Path, capsys: pytest.Ca
 def test_a_cell_is_one_line_and_earlier_validations_may_have_other_names() -> None:
     section = {"environment": {"name": "walk", "style": "a|b\nc"}}
     metrics = {0: {"val-core/walk/acc/mean@1": 0.5}, 3: {"val-core/walk/acc/mean@2": 1.0}}
-    text = card("shared", 3, Run(about={"section": section}, metrics=metrics), None)
+    text = card("shared", 3, Run(about={"section": section}, metrics=metrics))
     assert "| task | walk (style: a\\|b c) |" in text.splitlines()
     assert "| validation | step 3, walk: 100.0% solved |" in text.splitlines()
 
@@ -154,7 +161,7 @@ def test_a_critic_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_of_several_answers_to_a_task_the_card_has_their_mean_by_data_set() -> None:
     names = {"hard/set/acc/mean@2": 0.25, "hard/set/acc/best@2/mean": 0.5, "hard/set/acc/best@2/std": 0.1}
     run = Run(metrics={4: {f"val-core/{name}": value for name, value in names.items()}})
-    assert "| validation | step 4, hard/set: 25.0% solved |" in card("shared", 5, run, None).splitlines()
+    assert "| validation | step 4, hard/set: 25.0% solved |" in card("shared", 5, run).splitlines()
 
 
 def test_nothing_is_exported_with_an_evaluation_that_is_not_there(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fakes.judged_answers import Judged, Ranked
 from fakes.scripted_policy import rewarded, run, team_of
 
-from verl_atgrpo import EpisodeFailed, Score, Team, check_environment
+from verl_atgrpo import Candidate, EpisodeFailed, Score, Team, check_environment
 from verl_atgrpo.environments.common.workflow import once
 from verl_atgrpo.play.testing import EnvironmentContractError
 from verl_atgrpo.play.types import EpisodeRecord
@@ -137,6 +137,28 @@ def test_what_a_score_did_not_ask_in_evaluation_the_episode_may() -> None:
 
     assert names(run(workflow, team_of(scheme="evaluate")[0])) == ["left.0", "right.0"]
     assert names(run(workflow, team_of(candidates=2)[0])) == ["left.0.0/right.0", "left.0.1/right.0", "left.0"]
+
+
+def test_a_score_awaits_the_decisions_that_it_begins() -> None:
+    """Or their candidates would have no rows and no record."""
+    begun: list[asyncio.Task[Candidate]] = []
+
+    async def late(team: Team) -> None:
+        async def ask() -> Candidate:
+            await asyncio.sleep(0.01)
+            return await team.right.act("judge")
+
+        def begins(text: str) -> Score:
+            begun.append(asyncio.ensure_future(ask()))
+            return Score()
+
+        await team.left.act("solve", begins)
+        await asyncio.gather(*begun)
+
+    with pytest.raises(
+        ValueError, match=r"a score ended before the decision left\.0\.0/right\.0 .*; await it in the score"
+    ):
+        run(late, team_of(candidates=2)[0])
 
 
 def test_a_failed_decision_of_a_score_fails_the_episode() -> None:

@@ -220,12 +220,12 @@ def _export(options: argparse.Namespace) -> str:
     from verl_atgrpo.lab.export import export
     from verl_atgrpo.lab.model_card import critic_of, measured_by, push, run_of, write_cards
 
-    # First, so that nothing is exported if it cannot be read.
-    measured = None if options.evaluation is None else measured_by(options.evaluation)
     step = options.step.resolve()  # a link to a step has not its number
     run = run_of(step)
+    # First, so that nothing is exported if it cannot be read.
+    evaluation = "" if options.evaluation is None else measured_by(options.evaluation, run)
     made = export(step, options.out, critic_of(run))
-    write_cards(step, run, made, measured)
+    write_cards(step, run, made, evaluation)
     pushed = push(made, options.push) if options.push else []
     return "\n".join([*(f"{name}: {folder}" for name, folder in made.items()), *pushed])
 
@@ -259,7 +259,7 @@ def _check_data(options: argparse.Namespace) -> tuple[str, bool]:
     with asking(settings.environment["name"], "making its tasks"):
         rows, bad = data_check.report(env, {"train": train, "val": val}, settings.max_bad_rows)
         shared, overlap = contamination.report(env, train, val)
-    return f"{rows}\n{shared}".lstrip(), bad or overlap
+    return f"{rows}\n{shared}".lstrip(), bad or (overlap and not settings.allow_overlap)
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def stated(answer: str) -> str:
 
 
 def same_unit(one: frozenset[str], other: frozenset[str]) -> bool:
-    """Returns whether units are equal, or one says more than the other: flour is not the same as cups, cups of it are."""
+    """Returns whether units are equal, or one says more than the other: `cups` and `cups of flour`."""
     per = [{word for word in unit if word.startswith("/")} for unit in (one, other)]
     return per[0] == per[1] and (one <= other or other <= one)
 

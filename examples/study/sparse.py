@@ -12,8 +12,8 @@ from verl_atgrpo.environments.sokoban.board import SokobanTask, State
 from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.lab.tiny_models.demonstrations import END, Choice, Demonstration, Demonstrator, path
 
-PATH_BOARD = {"size": 8, "wall_density": 0.02, "max_turns": 2, "max_moves": 12, "style": "compact"}
-SOKOBAN_BOARD = {"size": 7, "wall_density": 0.05, "max_turns": 2, "max_moves": 12}
+PATH_BOARD = {"size": 10, "wall_density": 0.02, "max_turns": 4, "max_moves": 6, "style": "compact"}
+SOKOBAN_BOARD = {"size": 6, "wall_density": 0.05, "max_turns": 4, "max_moves": 8}
 
 
 class Path(SinglePlanPath):
@@ -74,17 +74,17 @@ NEAR_GOALS = Demonstrator(
     "sparse:Path",
     {**PATH_BOARD, "max_distance": 2},
     _near_goal,
-    response_length=16,
+    response_length=8,
     words=("draft", "goal"),
     training={"clean_steps": 300},
 )
 """Goals at most two steps away."""
 LAST_MOVES = Demonstrator(
     "sparse:Sokoban",
-    {**SOKOBAN_BOARD, "max_solution": 2},
+    {**SOKOBAN_BOARD, "max_solution": 4},
     _last_moves,
     response_length=16,
     words=("draft", "goal"),
     training={"clean_steps": 300},
 )
-"""Boards with at most two moves left."""
+"""Boards with at most four moves left: enough to walk around a box."""

@@ -129,7 +129,7 @@ _ONE_ADAPTER = (*_LORA, *_EPISODES)
 _UNDIVIDED = "at_grpo.estimator={preset: dr_mas, scale: none}"
 
 
-def _levels(name: str, board: Mapping[str, object], levels: Sequence[str]) -> Mapping[str, Variant]:
+def _levels(name: str, board: Mapping[str, object], levels: Sequence[str], bonus: float) -> Mapping[str, Variant]:
     """Returns ways for a single agent to learn the last of some levels, by success alone."""
     sparse = ", ".join([f"name: '{name}'", *(f"{key}: {value}" for key, value in board.items())])
     mixed = ", ".join(
@@ -148,7 +148,7 @@ def _levels(name: str, board: Mapping[str, object], levels: Sequence[str]) -> Ma
                 _UNDIVIDED,
                 "at_grpo.group_filter={}",
                 # Or the entropy of near levels is too low to find far ones.
-                "actor_rollout_ref.actor.entropy_coeff=0.003",
+                f"actor_rollout_ref.actor.entropy_coeff={bonus}",
                 "data.max_prompt_length=128",
                 "data.max_response_length=16",
                 "actor_rollout_ref.rollout.max_model_len=144",
@@ -173,20 +173,21 @@ LEVELS = _levels(
         "min_distance: 2, max_distance: 4",
         "min_distance: 4, max_distance: 6",
         "min_distance: 6, max_distance: 8",
-        "min_distance: 8",
+        "min_distance: 8, max_distance: 10",
+        "min_distance: 10",
     ),
+    0.01,
 )
 """Plan-Path by success alone, validated on far goals."""
 SOKOBAN_LEVELS = _levels(
     "sparse:Sokoban",
     SOKOBAN_BOARD,
     (
-        "max_solution: 2",
-        "min_solution: 2, max_solution: 4",
-        "min_solution: 4, max_solution: 6",
-        "min_solution: 6, max_solution: 8",
+        "max_solution: 4",
+        *(f"min_solution: {least}, max_solution: {least + 2}" for least in (3, 4, 5, 6)),
         "min_solution: 8",
     ),
+    0.02,
 )
 """Sokoban by success alone, validated on whole boards."""
 
@@ -392,10 +393,10 @@ GAMES: Mapping[str, Game] = {
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
     "far_goals": Game(
-        "plan_path_cpu", 120_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse:NEAR_GOALS"
+        "plan_path_cpu", 90_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse:NEAR_GOALS"
     ),
     "sokoban": Game(
-        "plan_path_cpu", 120_000, "sokoban_single", 7e-4, SOKOBAN_LEVELS, test_every=10, start="sparse:LAST_MOVES"
+        "plan_path_cpu", 150_000, "sokoban_single", 5e-4, SOKOBAN_LEVELS, test_every=10, start="sparse:LAST_MOVES"
     ),
     "tic_tac_toe": Game("tic_tac_toe_cpu", 250_000, "tic_tac_toe", 2e-3, OPPONENTS, test_every=10),
     "connect_four": Game("connect_four_cpu", 250_000, "connect_four", 2e-3, OPPONENTS, test_every=10),

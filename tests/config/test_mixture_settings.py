@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("verl")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 
+from verl_atgrpo.environments.in_a_row import TicTacToe
 from verl_atgrpo.environments.walk import Walk
 from verl_atgrpo.play import registry
 from verl_atgrpo.train.config.run_check import check_run
@@ -172,6 +174,27 @@ def test_success_that_is_the_best_candidates_is_named(
     compose: Any, caplog: pytest.LogCaptureFixture, overrides: tuple[str, ...], key: str | None
 ) -> None:
     check_run(compose("plan_path_cpu", *overrides))
+    check_best_of_k(caplog, key)
+
+
+class ScoredGame(TicTacToe):
+    """Moves have scores, so decisions may be compared."""
+
+    schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"x": ("tree", "parallel"), "o": ("tree", "parallel")}
+
+
+@pytest.mark.parametrize("selection", ["greedy", "first"])
+def test_ratings_of_best_candidates_are_named(compose: Any, caplog: pytest.LogCaptureFixture, selection: str) -> None:
+    name = f"at_grpo.environment.name='{__name__}:ScoredGame'"
+    check_run(
+        compose(
+            "tic_tac_toe_cpu", name, "at_grpo.scheme=tree", "at_grpo.branch=null", f"at_grpo.selection={selection}"
+        )
+    )
+    check_best_of_k(caplog, "opponents" if selection == "greedy" else None)
+
+
+def check_best_of_k(caplog: pytest.LogCaptureFixture, key: str | None) -> None:
     warned = [message for message in caplog.messages if "go on from the best candidate" in message]
     assert len(warned) == (key is not None) and all(message.startswith(f"at_grpo.{key}: ") for message in warned)
 

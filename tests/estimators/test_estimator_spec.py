@@ -241,10 +241,27 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     presets.cache_clear()
 
 
+@pytest.mark.parametrize(("option", "value"), [("ddof", 0), ("eps", 0.1)])
+def test_details_of_a_scale_that_is_none_are_refused(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"estimator\.{option}: {value} has no effect with scale: none; remove it"):
+        resolve_spec({"preset": "dr_grpo", option: value})
+    assert resolve_spec({"preset": "dr_grpo", "eps": 0.1, "by_task": "rows"}).eps == 0.1
+    assert resolve_spec({"preset": "dr_grpo", option: value, "agents": {"a": {"scale": "std"}}}).scale == "none"
+
+
+def test_an_agent_that_has_the_presets_scale_again_has_its_scope() -> None:
+    choice = {"preset": "dr_mas", "scale": "none", "agents": {"a": {"scale": "std"}}}
+    spec = resolve_spec(choice)
+    assert (spec.scale_scope, spec.agents["a"].scale_scope) == ("group", "agent")
+    rows = [{"group": "t", "agent": agent} for agent in "aabb"]
+    found = team_advantages(torch.tensor([0.0, 1, 0, 100], dtype=torch.float64), rows, spec)
+    assert found.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5, -50, 50], abs=1e-4)
+
+
 def test_presets_of_installed_packages(installed: dict[str, object]) -> None:
     installed |= {"mine": MINE, "grpo": PRESETS["grpo"]}
     assert presets() == {**PRESETS, "mine": MINE}
-    assert resolve_spec({"preset": "mine", "ddof": 0}) == dataclasses.replace(MINE, ddof=0)
+    assert resolve_spec({"preset": "mine", "singleton": "raw"}) == dataclasses.replace(MINE, singleton="raw")
     with pytest.raises(ValueError, match=r"\.name: 'mine' is a preset; use preset: mine"):
         resolve_spec({"name": "mine"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,20 @@ def test_an_evaluation_of_a_broken_model_starts_no_engine(
     (model / "config.json").write_bytes(LINES[name])
     arguments = [*EVAL, f"--policy=shared={model}", "--out", tmp_path / "new/out.jsonl"]
     refused(arguments, tmp_path, capsys, model / "config.json")
+
+
+def test_an_evaluation_of_a_model_that_is_nowhere_says_which(
+    recipe: None, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistyped folder with one slash may be a hub's model."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main([*map(str, [*EVAL, "--policy=shared=exported/shard", "--out", tmp_path / "out.jsonl"])])
+    error = capsys.readouterr().err.strip()
+    assert re.search(
+        r"exported/shard: this model cannot be loaded; it is no folder here, or not a whole one \(", error
+    )
 
 
 @pytest.mark.parametrize("file", ["policies.json", "policies/shared/huggingface/model.safetensors"])

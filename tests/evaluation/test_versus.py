@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.broken_files import small_model as model_at
 
-from verl_atgrpo import make
+from verl_atgrpo import EnvironmentConfigError, make
+from verl_atgrpo.environments.in_a_row import Game, TicTacToe
 from verl_atgrpo.lab.evaluation.episodes import Lineup, play_one
-from verl_atgrpo.lab.evaluation.figures import games
+from verl_atgrpo.lab.evaluation.figures import figures, games
 from verl_atgrpo.lab.evaluation.results import AgentUsage, EpisodeKey, EpisodeRow, Failure
 from verl_atgrpo.play.scripted import ScriptedPolicy
 
@@ -95,7 +97,7 @@ def test_only_opponents_are_answered_for(task: int, side: str) -> None:
 
 
 def row(reward: float, failed: Failure | None = None, against: str = "other", task: int = 0) -> EpisodeRow:
-    sides = {"x": AgentUsage("own", 1, 1, 1, 0), "o": AgentUsage(against, 1, 1, 1, 0)}
+    sides = {"x": AgentUsage("own", 1, 1, 1, 0), "o": AgentUsage(against, 1, 1, 500, 1)}
     return EpisodeRow(task, "", 0, 0, reward >= 0, reward, {}, 1, 1, sides, failed, 0.0)
 
 
@@ -115,3 +117,30 @@ def test_games_of_one_task_may_be_alike() -> None:
     once = [row(end, task=task) for task, end in enumerate((1.0, 1.0, 1.0, -1.0))]
     few, many = (games(rows, "b", ["other"]).partition(" games; ")[2] for rows in (once, once * 32))
     assert few == many and "95% interval -" in few
+
+
+def test_figures_are_of_the_team_without_its_opponents() -> None:
+    of_team = figures([one.without({"other"}) for one in (row(1.0), row(1.0, task=1))])
+    assert (of_team.tokens_per_solved.value, of_team.truncated) == (1, 0)
+    assert figures([row(1.0)]).truncated == 0.5
+
+
+def test_a_match_that_was_won_throughout_bounds_nothing_above() -> None:
+    text = games([row(1.0, task=task) for task in range(20)], "b", ["other"])
+    low, high = re.search(r"; \+inf Elo points, 95% interval \+(\d+) to \+(inf)$", text).groups()  # type: ignore[union-attr]
+    assert 100 < int(low) < 400 and high == "inf"
+
+
+class Broken(TicTacToe):
+    """Has no opponents to name."""
+
+    def opponents(self, task: Game) -> tuple[str, ...]:
+        """Raises an error."""
+        raise KeyError("gone")
+
+
+def test_an_environment_that_fails_is_named(tmp_path: Path) -> None:
+    own = str(model_at(tmp_path / "own"))
+    broken = f"at_grpo.environment.name='{__name__}:Broken'"
+    with pytest.raises(EnvironmentConfigError, match=r"^at_grpo\.environment\.name='.*Broken': .* KeyError: 'gone'"):
+        plan(SELF, broken, f"actor_rollout_ref.model.path={own}", versus=own, tasks=4)

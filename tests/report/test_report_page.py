@@ -137,6 +137,8 @@ def test_figures() -> None:
     found = {figure["label"]: (figure["value"], figure["note"]) for figure in figures(METRICS)}
     assert found["validation success, plan_path"] == ("25.0% → 75.0%", "steps 0 to 3")
     assert found["training"] == ("3 steps", "0.5 minutes")
+    named = figures({0: {f"val-core/{name}/acc/mean@1": 0.5 for name in ("own/hard", "own/easy")}})
+    assert {one["label"] for one in named} == {"validation success, own/hard", "validation success, own/easy"}
     assert found["tokens generated"] == ("3,000", "192 candidates")
     assert found["waiting for records"] == ("0.50%", "of the steps' time")
     assert figures({}) == []

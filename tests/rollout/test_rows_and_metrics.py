@@ -130,6 +130,10 @@ def test_parallel_rows_share_the_outcome() -> None:
     )
     assert [row.key for row in rows] == [f"uid_0_{i}" for i in range(4)] + [f"uid_1_{i}" for i in range(6)]
     assert all(row.tags["reward"] == row.reward and row.tags["group"] == row.group for row in rows)
+    assert {row.tags["weight"] for row in rows if row.tags["episode"] == "uid_0"} == {1 / 2}
+    # In a mixture, as many episodes of a task together weigh as much as one tree.
+    shared = [*training_rows("uid", 0, SOLVED, "parallel", episodes=4)]
+    assert {row.tags["weight"] for row in shared} == {1 / 8}
     # The candidate's own parts stay visible.
     assert rows[0].tags["team_reward"] == 0.25
     rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)

@@ -13,6 +13,7 @@ from fakes.fake_trainer import FakeRollout, FakeTrainer
 
 from verl_atgrpo import make
 from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
+from verl_atgrpo.play.task_order import HalfSolvedFirst
 
 
 def order(**options: Any) -> LevelOrder:
@@ -30,6 +31,25 @@ def test_solved_tasks_lead_to_harder_ones(rollout: FakeRollout, mode: str, ahead
     assert [step["curriculum/level"] for step in steps] == levels
     assert rollout.submitted[:ahead] == [3 * number for number in range(ahead)]
     assert rollout.submitted[ahead : ahead + 4] == [1, 4, 7, 10]
+
+
+def test_a_resumed_order_by_success_knows_which_tasks_failed_in_the_saved_step(
+    rollout: FakeRollout, tmp_path: Path
+) -> None:
+    failing = {int(HalfSolvedFirst(48, 0)._new[place]) for place in (2, 9)}
+    rollout.fails = lambda task: task in failing
+    trainer = FakeTrainer(rollout, levels=HalfSolvedFirst(48, 0), tasks=48, folder=tmp_path, failures=1000)
+    trainer.run(1)
+    batch, metrics = trainer.play()
+    trainer.save()
+    trainer.finish(batch, metrics)
+    before = len(rollout.submitted)
+    trainer.run(6)
+    whole = list(rollout.submitted)
+    assert failing & {*whole[:before]}
+    del rollout.submitted[before:]
+    FakeTrainer(rollout, levels=HalfSolvedFirst(48, 0), tasks=48, folder=tmp_path, failures=1000).run(6)
+    assert rollout.submitted == whole
 
 
 def test_a_resumed_run_plays_what_the_interrupted_one_would_have(rollout: FakeRollout, tmp_path: Path) -> None:

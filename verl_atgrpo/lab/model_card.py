@@ -18,9 +18,24 @@ CARD = "README.md"
 _TOKENS = "rollout/tokens"
 
 
-def measured_by(evaluation: Path) -> figures.Figures:
-    """Returns the figures of a result file of `verl-atgrpo eval`; raises as `results.read` and `figures.figures`."""
-    return figures.figures([*results.read(evaluation).rows.values()])
+def measured_by(evaluation: Path, run: records.Run) -> str:
+    """Returns what a result file of `verl-atgrpo eval` says of the models that it names.
+
+    Raises ValueError if it is of another environment than the run's, and as `results.read` and `figures.figures`.
+    """
+    found = results.read(evaluation)
+    played, trained = (
+        (section.get("environment") or {}).get("name") for section in (found.settings, run.about.get("section", {}))
+    )
+    if trained is not None and played != trained:
+        raise ValueError(f"--evaluation {evaluation}: its tasks are of {played!r}, the run trained on {trained!r}")
+    measured = figures.figures([*found.rows.values()])
+    success, interval = measured.success, f"{measured.success.low:.1%} to {measured.success.high:.1%}"
+    sources = sorted({str(player.get("source")) for player in found.settings.get("players", {}).values()})
+    said = f"{success.value:.1%} of {measured.tasks} tasks solved, 95% interval {interval}"
+    if failed := sum(measured.failed.values()):
+        said += f"; {counted(failed, 'episode')} failed and count as not solved"
+    return f"{said}; played by {', '.join(sources)}" if sources else said
 
 
 def run_of(step: Path) -> records.Run:
@@ -39,18 +54,16 @@ def critic_of(run: records.Run) -> str:
     return str(critic.get("policy") or "")
 
 
-def write_cards(
-    step: Path, run: records.Run, exported: Mapping[str, Path], measured: figures.Figures | None = None
-) -> None:
+def write_cards(step: Path, run: records.Run, exported: Mapping[str, Path], evaluation: str = "") -> None:
     """Writes a model card into the folder of each policy exported from `step`, a folder `global_step_<n>`.
 
-    `measured` is of an evaluation, for success with its interval.
+    `evaluation` is what `measured_by` says.
     """
     for policy, folder in exported.items():
-        (folder / CARD).write_text(card(policy, number_of(step), run, measured))
+        (folder / CARD).write_text(card(policy, number_of(step), run, evaluation))
 
 
-def card(policy: str, step: int, run: records.Run, measured: figures.Figures | None) -> str:
+def card(policy: str, step: int, run: records.Run, evaluation: str = "") -> str:
     """Returns the card of a policy after a step; what the run's records do not have is left out."""
     about = run.about
     section: dict[str, Any] = about.get("section", {})
@@ -58,12 +71,6 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
     environment = section.get("environment", {})
     agents = _agents(section, policy, run)
     options = ", ".join(f"{key}: {value}" for key, value in environment.items() if key != "name")
-    evaluation = ""
-    if measured is not None:
-        success, interval = measured.success, f"{measured.success.low:.1%} to {measured.success.high:.1%}"
-        evaluation = f"{success.value:.1%} of {measured.tasks} tasks solved, 95% interval {interval}"
-        if failed := sum(measured.failed.values()):
-            evaluation += f"; {counted(failed, 'episode')} failed and count as not solved"
     tokens = sum(float(data.get(_TOKENS, 0.0)) for number, data in run.metrics.items() if number <= step)
     lines = {
         "base": base,
@@ -76,7 +83,7 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
     }
     cells = {name: " ".join(value.split()).replace("|", "\\|") for name, value in lines.items()}
     rows = "\n".join(f"| {name} | {value} |" for name, value in cells.items() if value)
-    named = f"base_model: {base}\n" if HUB_NAME.fullmatch(base) else ""
+    named = f"base_model: {base}\n" if HUB_NAME.fullmatch(base) and not Path(base).exists() else ""
     command = about.get("command")
     how = f"\n## Command\n\n```sh\n{command}\n```\n" if command else ""
     return f"""---

@@ -51,7 +51,7 @@ class Curriculum(Nested):
             of: the environment: its `name` and the options that all levels share.
             levels: each level's options, merged into those of `of`, from the easiest to the one that is validated.
             lower: success below which the level falls.
-            upper: success above which it rises.
+            upper: success above which it rises, below 1.
             window: episodes at the level, the last ones, whose success counts; a change of level starts anew.
             review: share of the tasks that are of easier levels.
 
@@ -66,6 +66,10 @@ class Curriculum(Nested):
                 raise EnvironmentConfigError(f"{_KEY}.{key}={share!r}: a number from 0 to 1")
         if lower >= upper:
             raise EnvironmentConfigError(f"{_KEY}.lower={lower!r} is not below upper={upper!r}")
+        if upper == 1:
+            raise EnvironmentConfigError(
+                f"{_KEY}.upper={upper!r}: no success is above it; set it below 1, such as 0.8"
+            )
         if review == 1:
             raise EnvironmentConfigError(f"{_KEY}.review={review!r} leaves no tasks of the level itself; lower it")
         if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 1_000_000:

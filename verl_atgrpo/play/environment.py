@@ -99,6 +99,7 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
         EpisodeFailed: a decision failed, even if the environment wrapped the exception (as task groups do), or
             caught it.
         OutcomeError: the environment returned no valid outcome.
+        ValueError: a score began a decision and did not await it.
         Ended: the environment raised what would end the process, such as `SystemExit`.
     """
     try:
@@ -112,6 +113,11 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
         await team.close()
     if team.failure is not None:
         raise team.failure
+    if left := team.left_over:
+        raise ValueError(
+            f"{type(environment).__name__}: a score ended before the decision {left[0]} that it had begun, which trains "
+            "nothing so; await it in the score"
+        )
     if not isinstance(outcome, Outcome):
         raise OutcomeError(f"{type(environment).__name__}.run returned {outcome!r:.200}: it is no Outcome")
     return EpisodeRecord(team.decisions, outcome)

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from verl_atgrpo.play.ratings import PRIOR_OF_CHAIN, elo, results, score_of
+from verl_atgrpo.play.ratings import elo, results, score_of
 from verl_atgrpo.play.seeds import stable_hash
 
 _WINDOW = 32
@@ -137,7 +137,7 @@ class OpponentPool:
             shares = results(reward for one, reward in self._last if one == kind)
             found |= {f"opponents/{kind}/{name}": share for name, share in shares.items()}
         if self._rated is not None:
-            rating = elo(self._games, min(past for _, past in self._games), PRIOR_OF_CHAIN)[self._rated]
+            rating = elo(self._games)[self._rated]
             found |= {"opponents/elo": rating.points, "opponents/elo_margin": rating.margin}
         return found
 

@@ -301,6 +301,11 @@ class Team:
         self._collect(decision, place, ".later")
         return scored[decision.committed]
 
+    @property
+    def left_over(self) -> list[str]:
+        """The names of decisions that ended after the score that had begun them."""
+        return [one.name for decisions in self._nested.values() for one in decisions]
+
     async def close(self) -> None:
         """Cancels decisions in flight and refuses new ones."""
         self._closed = True

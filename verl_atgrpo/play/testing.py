@@ -361,6 +361,11 @@ class WatchedTeam(ScriptedTeam):
         self.fault: EnvironmentContractError | ScriptError | None = None
         """The first error, kept because an environment may catch what a decision raises."""
 
+    @property
+    def left_over(self) -> list[str]:
+        """Without the decisions of scores of probes, which belong to no candidate."""
+        return [name for name in super().left_over if not name.startswith("probe.")]
+
     async def _decide(self, agent: str, ask: Ask) -> Candidate:
         prompt = ask.prompt
         try:

@@ -67,8 +67,9 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
                 f"{out}: all {len(rows)} episodes failed ({reasons}), so there are no figures; the same command "
                 f"retries them. The last failure: {failed[-1].message}"
             )
-        table = figures.figures_table(figures.figures(rows, ks, data_sets))
-        return f"{table}\n{figures.games(rows, str(options.versus), plan.versus.values())}" if plan.versus else table
+        others = {*plan.versus.values()}
+        table = figures.figures_table(figures.figures([row.without(others) for row in rows], ks, data_sets))
+        return f"{table}\n{figures.games(rows, str(options.versus), others)}" if plan.versus else table
 
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
@@ -106,6 +107,7 @@ async def _served(
         engines: those that run, by their arguments; equal ones are one engine.
         models: verl's `model` sections that were loaded, with their tokenizers, by player.
     """
+    from hydra.errors import InstantiationException
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.utils import get_max_position_embeddings
 
@@ -116,7 +118,13 @@ async def _served(
 
     player = plan.players[name]
     if name not in models:
-        models[name] = omega_conf_to_dataclass(player.model)
+        try:
+            models[name] = omega_conf_to_dataclass(player.model)
+        except InstantiationException as error:
+            cause = str(error.__cause__ or error).strip().partition("\n")[0]
+            raise ValueError(
+                f"{player.source}: this model cannot be loaded; it is no folder here, or not a whole one ({cause})"
+            ) from error
     model = models[name]
     if not model.tokenizer.chat_template:
         raise ValueError(f"{player.source}: the tokenizer has no chat template; a team's prompts are chats")

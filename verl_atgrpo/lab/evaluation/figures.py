@@ -327,11 +327,10 @@ def games(rows: Iterable[EpisodeRow], other: str, players: Collection[str]) -> s
         if row.failed is None:
             by_task[row.task].append(ratings.score_of(row.team_reward))
     # A task counts as one game: those of the same task may be alike.
-    score = math.fsum(math.fsum(scores) / len(scores) for scores in by_task.values())
-    rating = ratings.elo({("team", "other"): (score, float(len(by_task)))}, "other")["team"]
+    score = _mean(np.array([math.fsum(scores) / len(scores) for scores in by_task.values()]))
+    points, low, high = (ratings.points(share) for share in (score.value, score.low, score.high))
     won, drawn, lost = (f"{shares[name]:.1%}" for name in ("win", "draw", "loss"))
     return (
         f"against {other}: {won} won, {drawn} drawn, {lost} lost of {counted(len(rewards), 'game')}; "
-        f"{rating.points:+.0f} Elo points, 95% interval {rating.points - rating.margin:+.0f} to "
-        f"{rating.points + rating.margin:+.0f}"
+        f"{points:+.0f} Elo points, 95% interval {low:+.0f} to {high:+.0f}"
     )

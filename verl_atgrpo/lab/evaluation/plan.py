@@ -21,6 +21,7 @@ from verl_atgrpo.lab.report import counted
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.play.remote import RemoteModel
+from verl_atgrpo.play.user_code import asking
 from verl_atgrpo.recipes import compose, readable
 from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.job import Job, Policy
@@ -177,7 +178,8 @@ def _opponents(job: Job, tasks: int) -> set[str]:
     Of all tasks, so that a result file of a few can be extended.
     """
     every = range(max(tasks, job.settings.split_size(job.env, "val")))
-    found = [job.env.opponents(job.env.task("val", index)) for index in every]
+    with asking(job.settings.environment["name"], "task('val', ...) or its opponents"):
+        found = [job.env.opponents(job.env.task("val", index)) for index in every]
     if not any(found[:tasks]):
         raise ValueError(
             f"--versus has no effect: none of the {tasks} validation tasks of {job.name!r} has an opponent "

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -91,6 +91,10 @@ class EpisodeRow:
     def key(self) -> EpisodeKey:
         """Identifies the episode."""
         return EpisodeKey(self.task, self.seed, self.sample)
+
+    def without(self, policies: Collection[str]) -> EpisodeRow:
+        """Returns the row without the usage of these policies, such as an opponent's."""
+        return replace(self, agents={agent: use for agent, use in self.agents.items() if use.policy not in policies})
 
     @property
     def generated_tokens(self) -> int:

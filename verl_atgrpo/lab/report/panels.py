@@ -83,10 +83,10 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
         for number, (owner, prefix) in enumerate(owners)
         for place, (label, metric) in enumerate((("update", "update_arrived"), ("weights", "weights_changed_share")))
     ]
-    validation = sorted(name for name in names if _VALIDATION.fullmatch(name))
+    validation = {name: found[1] for name in sorted(names) if (found := _VALIDATION.fullmatch(name))}
     opponents = sorted(name.split("/")[1] for name in names if _GAMES.fullmatch(name))
     label = "validation" if len(validation) == 1 else "validation, {}"
-    success = [(label.format(name.split("/")[1]), name, number) for number, name in enumerate(validation)]
+    success = [(label.format(of), name, number) for number, (name, of) in enumerate(validation.items())]
     easier = "counted from 0; tasks of easier levels stay in the mixture"
     rated = "above the oldest past self that is rated; half of the 95% interval is opponents/elo_margin"
     between = "largest difference of a token's probability between the two"
@@ -162,13 +162,14 @@ def figures(metrics: Metrics) -> list[dict[str, str]]:
         return sum(value for _, value in curve(metrics, name) if value is not None)
 
     found = []
-    for name in sorted({name for row in metrics.values() for name in row if _VALIDATION.fullmatch(name)}):
+    validation = {name: made[1] for row in metrics.values() for name in row if (made := _VALIDATION.fullmatch(name))}
+    for name, of in sorted(validation.items()):
         points = [(step, value) for step, value in curve(metrics, name, 100.0) if value is not None]
         if points:
             (first, before), (last, after) = points[0], points[-1]
             value = f"{after:.1f}%" if first == last else f"{before:.1f}% → {after:.1f}%"
             note = f"at step {first}" if first == last else f"steps {first} to {last}"
-            found.append({"label": f"validation success, {name.split('/')[1]}", "value": value, "note": note})
+            found.append({"label": f"validation success, {of}", "value": value, "note": note})
     trained = curve(metrics, "timing_s/step")
     if trained:
         minutes = total("timing_s/step") / 60

@@ -386,16 +386,23 @@ def _warn_of_unplayed_tasks(job: Job) -> None:
 
 
 def _warn_of_best_of_k(job: Job) -> None:
-    """Logs that tasks are chosen by success which is not the policy's."""
-    settings, by_level = job.settings, isinstance(job.env, Curriculum)
-    if not by_level and settings.task_order == "shuffled":
+    """Logs that tasks or opponents are chosen by success which is not the policy's."""
+    settings = job.settings
+    followed = {
+        "environment": isinstance(job.env, Curriculum) and "tasks follow",
+        "task_order": settings.task_order != "shuffled" and "tasks follow",
+        "opponents": settings.opponents is not None and "past selves and ratings follow",
+    }
+    if settings.scheme != "tree" or settings.selection != "greedy":
         return
-    if settings.scheme == "tree" and settings.selection == "greedy":
-        logger.warning(
-            "at_grpo.%s: tasks follow the success of training's episodes, which go on from the best candidate and are "
-            "solved far more often than the policy's own; set at_grpo.selection=first to follow the policy's",
-            "environment" if by_level else "task_order",
-        )
+    for key, follow in followed.items():
+        if follow:
+            logger.warning(
+                "at_grpo.%s: %s the success of training's episodes, which go on from the best candidate and are "
+                "solved far more often than the policy's own; set at_grpo.selection=first to follow the policy's",
+                key,
+                follow,
+            )
 
 
 def of_tasks(job: Job) -> Iterator[str]:

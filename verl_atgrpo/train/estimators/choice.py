@@ -20,10 +20,15 @@ def resolve_spec(choice: str | Mapping[str, Any]) -> EstimatorSpec:
     _check_keys(options, CONFIG_KEY, valid, ("preset", "name", *valid, "agents"))
     spec = _complete(replace(base, **_without_scale(options)))
     if overrides is None:
+        for option in ("ddof", "eps"):
+            if option in options and spec.scale == "none" and (option == "ddof" or spec.by_task == "none"):
+                refuse(option, f"{options[option]!r} has no effect with scale: none; remove it")
         return spec
     if not isinstance(overrides, Mapping) or not overrides:
         refuse("agents", f"{overrides!r} is not a mapping of agents to fields, such as {{planner: {{scale: none}}}}")
-    return replace(spec, agents={str(agent): _of_agent(spec, str(agent), own) for agent, own in overrides.items()})
+    # Where an agent has the preset's scale again, it has the preset's scope of it, too.
+    scope = options.get("scale_scope", base.scale_scope)
+    return replace(spec, agents={str(name): _of_agent(spec, str(name), own, scope) for name, own in overrides.items()})
 
 
 def _base(options: dict[str, Any]) -> EstimatorSpec:
@@ -68,7 +73,7 @@ def _without_scale(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**({"scale_scope": "group"} if options.get("scale") == "none" else {}), **options}
 
 
-def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
+def _of_agent(spec: EstimatorSpec, agent: str, options: Any, scope: str) -> EstimatorSpec:
     key = f"{CONFIG_KEY}.agents.{agent}"
     valid = tuple(name for name in _fields_of(spec) if name not in ("by_task", "main_agent"))
     if not isinstance(options, Mapping) or not options:
@@ -77,7 +82,8 @@ def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
     if agent == spec.main_agent and "sub_calls" in options:
         raise ValueError(f"{key}.sub_calls: {options['sub_calls']!r} has no effect for the main agent; remove it")
     try:
-        return _complete(replace(spec, **_without_scale(options)))
+        scaled = {"scale_scope": scope} if options.get("scale", "none") != "none" else {}
+        return _complete(replace(spec, **{**scaled, **_without_scale(options)}))
     except ValueError as error:
         # A spec does not know its place in the configuration.
         raise ValueError(key + str(error).removeprefix(CONFIG_KEY)) from None

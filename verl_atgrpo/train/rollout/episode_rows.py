@@ -45,6 +45,7 @@ def training_rows(
     scheme: str,
     needs: Collection[Need] = (),
     episode_reward: str = "outcome",
+    episodes: int = 1,
 ) -> Iterator[Row]:
     """Yields a row for every candidate of an episode's trained decisions.
 
@@ -52,7 +53,8 @@ def training_rows(
     `parallel`: the group is the task, and the reward is the `outcome`'s, the sum of all answers' `scores`, or the
     candidate's `own`, as `episode_reward` says.
 
-    `needs` are the labels that the estimator reads beside the group. `left` counts decisions that started after this
+    `episodes` is the number of them that the task has. `needs` are the labels that the estimator reads beside the
+    group. `left` counts decisions that started after this
     one had ended: which of two agents that act at the same time is faster says nothing.
     """
     trained = [(place, *one) for place, one in enumerate(_numbered(record)) if one[1].trained]
@@ -71,8 +73,8 @@ def training_rows(
                 "candidate": number,
                 "committed": number == decision.committed,
                 "reward": reward,
-                # However many candidates it has, a decision counts once.
-                "weight": decision.weight / len(decision.candidates),
+                # However many candidates it has, a decision counts once, and a task, however many episodes it has.
+                "weight": decision.weight / (len(decision.candidates) * episodes),
                 "resumed": candidate.generation.resumed,
                 "episode": f"{uid}_{session}",
                 **left,

@@ -266,8 +266,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             rows = list(episode_rows.validation_rows(uid, session, result))
             info = {"acc": float(result.outcome.success), "failed": 0.0, **result.outcome.metrics}
         else:
-            scheme, reward = settings.scheme, settings.episode_reward
-            rows = list(episode_rows.training_rows(uid, session, result, scheme, self._needs, reward))
+            scheme, reward, number = settings.scheme, settings.episode_reward, settings.training_episodes
+            rows = list(episode_rows.training_rows(uid, session, result, scheme, self._needs, reward, number))
             if rows and prompt[RECORDED]:
                 rows += episode_rows.untrained_rows(uid, session, result, scheme)
         of_all = {WHOLE: validate or bool(prompt[RECORDED]) or all(one.trained for one in played)}

@@ -484,6 +484,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             wait(self._dump_futures)  # their errors are raised by the next work
             self.recorder.log({**self._sampled, **step_metrics(self._tags, self._signal)}, self.global_steps)
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
+        if isinstance(self._order, HalfSolvedFirst):
+            self._order.set_in_flight(unfinished)  # counts the tasks that failed in this step
         tasks = self.train_dataloader.state_dict() if self._order is None else self._order.state()
         states = {name: part.state() for name, part in self._stateful.items()} | {_DATA: self._data}
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished, states)
