@@ -115,8 +115,8 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
         raise team.failure
     if left := team.left_over:
         raise ValueError(
-            f"{type(environment).__name__}: a score ended before the decision {left[0]} that it had begun, which trains "
-            "nothing so; await it in the score"
+            f"{type(environment).__name__}: a score ended before the decision {left[0]} that it had begun: nothing "
+            "would train on it; await it in the score"
         )
     if not isinstance(outcome, Outcome):
         raise OutcomeError(f"{type(environment).__name__}.run returned {outcome!r:.200}: it is no Outcome")
