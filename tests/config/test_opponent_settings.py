@@ -139,6 +139,8 @@ def test_refusals(compose: Any, overrides: list[str], message: str) -> None:
 
 def test_an_order_of_tasks_is_refused_where_the_environment_has_its_own(compose: Any) -> None:
     order = "at_grpo.task_order=half_solved"
+    with pytest.raises(ConfigError, match=r"^data\.shuffle=false has no effect with at_grpo\.task_order=half_solved"):
+        check_run(compose("plan_path_cpu", order, "data.shuffle=false"))
     assert checked(compose, order)[1].task_order == "half_solved"
     mixture = "+at_grpo.environment={name: mixture, parts: {tic_tac_toe: {style: compact}}}"
     with pytest.raises(ConfigError, match=r"^at_grpo\.task_order=half_solved has no effect: 'mixture' orders its own"):

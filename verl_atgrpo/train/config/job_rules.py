@@ -410,6 +410,8 @@ def of_tasks(job: Job) -> Iterator[str]:
     settings, batch, tasks = job.settings, job.data.train_batch_size, job.tasks
     if settings.task_order != "shuffled" and job.env.ordered:
         yield f"at_grpo.task_order={settings.task_order} has no effect: {job.name!r} orders its own tasks; remove it"
+    elif settings.task_order != "shuffled" and not job.data.shuffle:
+        yield f"data.shuffle=false has no effect with at_grpo.task_order={settings.task_order}; remove it"
     if tasks < batch and tasks == settings.train_tasks:
         yield f"at_grpo.train_tasks={tasks}: less than data.train_batch_size={batch}"
     if tasks < batch:
