@@ -23,7 +23,7 @@ def register() -> None:
     _log_warnings()
     compat.when_imported("hydra._internal.config_repository", compat.explain_recipes)
     compat.when_imported("hydra._internal.config_loader_impl", compat.explain_keys)
-    compat.when_imported("verl.trainer.ppo.core_algos", _register_estimator)
+    compat.when_imported("verl.trainer.ppo.core_algos", _register_estimator_of_plain_jobs)
     # Both register themselves.
     compat.when_imported("verl.trainer.ppo.v1", lambda _: importlib.import_module("verl_atgrpo.train.trainer.trainer"))
     engine = "verl_atgrpo.train.engine.prefix_tree.engine"
@@ -44,7 +44,7 @@ def _log_warnings() -> None:
     os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", level)
 
 
-def _register_estimator(core_algos: ModuleType) -> None:
+def _register_estimator_of_plain_jobs(core_algos: ModuleType) -> None:
     from verl_atgrpo.train.estimators import plain_job
 
     core_algos.register_adv_est("at_grpo")(plain_job.at_grpo_advantage)

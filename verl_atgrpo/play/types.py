@@ -225,7 +225,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """A comparison group: the K candidates of (episode, agent, turn)."""
+    """A prompt of (episode, agent, turn) and its candidates: in `tree` and `branch` a group."""
 
     agent: str
     turn: int
@@ -249,9 +249,8 @@ class Decision:
     limits: ReplyLimits | None = None
     """Where its candidates end early."""
     weight: float = 1.0
-    """1 / the number of alternatives to it in its episode, of which all are played: the other candidates whose scores
-    make the same decision, and the other branches. A sum over decisions with these weights is an expectation over
-    episodes, whatever the number of candidates."""
+    """Of K alternatives that are all played each has 1 / K: a decision made by the scores of K candidates, or after K
+    branches. So a sum over decisions is an expectation over episodes, whatever the number of candidates."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""From the rewards of a batch to its advantages: which paper's formula computes which fields."""
+"""From the rewards of a batch to its advantages: the formula of the spec's fields, for each part and agent."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,7 +50,7 @@ def _by_agent(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: Estimato
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inputs: Tensor | None) -> Tensor:
-    """Computes each row's advantage over its group; exactly 0 in a group without spread that is centred on itself.
+    """Computes each row's advantage over its group; exactly 0 where the mean is its baseline and rewards are equal.
 
     Shapes: rewards (N,) floating; groups (N,) int64, any integers -> (N,) with dtype and device of `rewards`. `inputs`
     are exactly the other `Labels` that `spec.needs`, None is the same as missing; episodes (`units`) are

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Gate(asyncio.Event):
-    """Is set but while requests are paused for a weight sync."""
+    """Set when requests may be sent, cleared during a weight sync."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -92,17 +92,15 @@ def deal(
             decisions.setdefault((tags["episode"], tags["scope"], tags["agent"], tags["turn"]), []).append(row)
     shuffled = list(decisions.values())
     random.Random(seed).shuffle(shuffled)
-    slices: list[list[list[int]]] = [[] for _ in range(ranks)]  # rank, step, rows
+    of_ranks: list[list[list[int]]] = [[] for _ in range(ranks)]  # rank, step, rows
     for step in range(mini_batches):
         padding = pads[step::mini_batches]
         taken = _take(shuffled, ranks * size - len(padding))
-        for mine, own in zip(slices, _to_ranks(rows, taken, padding, ranks, size, shared), strict=True):
-            mine.append(own)
-    of_ranks = [[row for step in mine for row in step] for mine in slices]
-    metrics: dict[str, float] = log_seqlen_unbalance(
-        [tags["seq_len"] for tags in rows], of_ranks, prefix="global_seqlen"
-    )
-    return [row for mine in of_ranks for row in mine], metrics
+        for of_rank, of_step in zip(of_ranks, _to_ranks(rows, taken, padding, ranks, size, shared), strict=True):
+            of_rank.append(of_step)
+    flat = [[row for of_step in of_rank for row in of_step] for of_rank in of_ranks]
+    metrics: dict[str, float] = log_seqlen_unbalance([tags["seq_len"] for tags in rows], flat, prefix="global_seqlen")
+    return [row for of_rank in flat for row in of_rank], metrics
 
 
 def _take(decisions: list[list[int]], count: int) -> list[list[int]]:
