@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED, dither, figures, sample, sums, trained_weights
+from verl_atgrpo.train.engine.arrival import ARRIVED, CHANGED, dither, figures, sample, sums, trained_weights
 
 PROMPTS = [
     f"The goal is {where}. Which direction? Answer with one word:" for where in ("down and left", "up and right")

@@ -133,7 +133,7 @@ def walk(
         apart: most that a token's probability may differ between server and actor.
         timed: whether nothing runs beside it.
     """
-    from verl_atgrpo.train.serving.arrival import ARRIVED
+    from verl_atgrpo.train.engine.arrival import ARRIVED
 
     every = 10
     if setting.reduced:

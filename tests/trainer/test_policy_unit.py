@@ -31,11 +31,11 @@ from verl_atgrpo import recipes
 from verl_atgrpo.play.types import Generation
 from verl_atgrpo.train.config.schema import ConfigError, CriticSettings
 from verl_atgrpo.train.config.section import read_section
+from verl_atgrpo.train.engine.arrival import ARRIVED, CHANGED, figures, sums
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.estimators.value import Moments
 from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
 from verl_atgrpo.train.rows.batch import Batch
-from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED, figures, sums
 from verl_atgrpo.train.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.train.serving.health import PolicyFailed
 from verl_atgrpo.train.serving.workers import PolicyWorker

@@ -6,6 +6,8 @@ import logging
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_atgrpo.train.engine.arrival import dtype_name
+
 logger = logging.getLogger(__name__)
 FLOOR = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Difference of a token's probability, by the coarser dtype of the two, that is never remarkable."""
@@ -17,19 +19,11 @@ In 20 steps of SmolLM2 on an H200 the largest difference was 2.2 times the first
 (.015) in float16."""
 ENDS = 0.05
 """In float32 no rounding explains a difference above this: the run ends."""
-_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
-_NAMES |= {"16": "float16", "32": "float32"}
 _COARSEST = ("float32", "float16", "bfloat16")
 
 
 class ServedWeightsError(RuntimeError):
     """The servers of a policy sample with other weights than the actor has."""
-
-
-def dtype_name(given: object) -> str:
-    """Returns torch's name of a dtype that verl or vLLM knows by another one."""
-    name = str(given).removeprefix("torch.")
-    return _NAMES.get(name, name)
 
 
 def computing_dtype(policy: DictConfig) -> str:

@@ -18,10 +18,10 @@ from torch import Tensor
 from verl.utils.debug import marked_timer
 
 from verl_atgrpo.train.config.schema import CriticSettings
+from verl_atgrpo.train.engine.arrival import ARRIVED, CHANGED
 from verl_atgrpo.train.estimators.likelihood import agreement, gradient_weights, has_signal
 from verl_atgrpo.train.rollout.episode_rows import CRITIC
 from verl_atgrpo.train.rows.batch import Batch, jagged
-from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED
 from verl_atgrpo.train.serving.health import naming
 from verl_atgrpo.train.trainer.policy_unit import SharingUnit, Update
 from verl_atgrpo.train.trainer.update_inputs import of_responses

@@ -27,15 +27,16 @@ from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.policies import ADAPTERS
 from verl_atgrpo.train.config.policy_rules import devices_of, of_context
 from verl_atgrpo.train.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.engine.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
 from verl_atgrpo.train.engine.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
+from verl_atgrpo.train.engine.worker import TrainerWorker
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 from verl_atgrpo.train.rows.batch import Batch, Rows
-from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
 from verl_atgrpo.train.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.train.serving.health import naming
 from verl_atgrpo.train.serving.replicas import Replicas, StandaloneReplicas
 from verl_atgrpo.train.serving.served_weights import ServedWeights, computing_dtype
-from verl_atgrpo.train.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
+from verl_atgrpo.train.serving.workers import PolicyServers, PolicyWorker
 from verl_atgrpo.train.trainer import update_inputs
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF
 

@@ -15,7 +15,7 @@ from waiting import HANG
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.train.serving.workers import TrainerWorker
+from verl_atgrpo.train.engine.worker import TrainerWorker
 
 _SECOND_RANK = """
 import torch

@@ -18,8 +18,8 @@ from fakes.fsdp_rows import batch, join, make, save_model, some_rows, spawn
 from fakes.in_process_workers import process_group
 from omegaconf import OmegaConf
 
-from verl_atgrpo.train.serving import arrival
-from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED, ArrivalWatch, figures, sample, served_dtype, sums
+from verl_atgrpo.train.engine import arrival
+from verl_atgrpo.train.engine.arrival import ARRIVED, CHANGED, ArrivalWatch, figures, sample, served_dtype, sums
 
 HALF = torch.bfloat16
 ALL, PART = {ARRIVED: 1.0, CHANGED: 1.0}, pytest.approx
@@ -165,7 +165,7 @@ def _worker(engine: Any, section: Any, config: Any) -> Any:
     from verl.workers.engine_workers import TrainingWorker
     from verl.workers.utils.losses import ppo_loss
 
-    from verl_atgrpo.train.serving.workers import TrainerWorker
+    from verl_atgrpo.train.engine.worker import TrainerWorker
 
     actor, worker = object.__new__(TrainingWorker), object.__new__(TrainerWorker)
     actor.model_config, actor.engine, actor.engine_config = {}, engine, section.engine

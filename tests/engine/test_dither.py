@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verl_atgrpo.train.serving.arrival import dither
+from verl_atgrpo.train.engine.arrival import dither
 
 COARSE = [torch.bfloat16, torch.float16]
 

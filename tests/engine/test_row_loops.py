@@ -16,7 +16,7 @@ from verl.utils.tensordict_utils import index_select_tensor_dict, nested_tensor_
 from verl.workers.utils import losses
 from verl.workers.utils.padding import no_padding_2_padding
 
-from verl_atgrpo.train.serving import row_loops
+from verl_atgrpo.train.engine import row_loops
 
 
 def batch(rows: int) -> Any:
