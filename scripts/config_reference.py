@@ -27,7 +27,7 @@ from verl_atgrpo.kinds import words
 from verl_atgrpo.lab.json_schema import field_docstrings, option_docstrings
 from verl_atgrpo.play import registry
 from verl_atgrpo.train.config.schema import (
-    AgentAnswers,
+    AgentSampling,
     AtGrpoConfig,
     BranchSettings,
     CriticSettings,
@@ -37,8 +37,8 @@ from verl_atgrpo.train.config.schema import (
     PartSettings,
     PolicySettings,
     RecordSettings,
+    SamplingSettings,
     Section,
-    ValidationAnswers,
 )
 
 SHORTER = (
@@ -60,8 +60,8 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("at_grpo", AtGrpoConfig),
     ("at_grpo.policies.<name>", PolicySettings),
     ("at_grpo.policies.<name>.lora", Lora),
-    ("at_grpo.sampling.<agent>", AgentAnswers),
-    ("at_grpo.sampling.<agent>.validation", ValidationAnswers),
+    ("at_grpo.sampling.<agent>", AgentSampling),
+    ("at_grpo.sampling.<agent>.validation", SamplingSettings),
     ("at_grpo.branch", BranchSettings),
     ("at_grpo.group_filter", GroupFilter),
     ("at_grpo.critic", CriticSettings),
@@ -104,7 +104,7 @@ def field_section(prefix: str, cls: type[Section]) -> str:
         if field.description == AS_IN_SECTION:
             alike.append(f"`{name}`")
             continue
-        if cls is not ValidationAnswers or name in cls.__annotations__:  # whose others are those of an agent
+        if cls is not SamplingSettings or name in cls.__annotations__:  # whose others are those of an agent
             default = "required" if field.is_required() else yaml_words(field.default)
             if cls is AtGrpoConfig and name in GROUPS:
                 rows.append(f"\n**{GROUPS[name]}**\n")

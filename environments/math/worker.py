@@ -37,7 +37,8 @@ def main() -> None:
     @functools.lru_cache(maxsize=1024)
     def parsed(text: str) -> list[Any]:
         boxed = f"\\boxed{{{text}}}"
-        return parse(boxed, form, "no_fallback", "first_match", parsing_timeout=None)  # type: ignore[arg-type]
+        found: list[Any] = parse(boxed, form, "no_fallback", "first_match", parsing_timeout=None)  # type: ignore[arg-type]
+        return found
 
     def includes(gold: str, answer: str) -> bool:
         values = [list(map(with_imaginary_unit, parsed(text))) for text in (gold, answer)]

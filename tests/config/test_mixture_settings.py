@@ -46,8 +46,8 @@ def test_a_parts_name_stands_for_its_agents(compose: Any) -> None:
     assert settings.policies_of(env) == training
     validation = {**training, "search.guesser": "one", "search.judge": "one"}
     assert settings.validation_policies_of(env) == validation
-    answers = {agent: settings.answers_of(agent, False) for agent in env.agents}
-    # As in training: `ValidationAnswers` has no temperature of training, so it is read from the dump.
+    answers = {agent: settings.sampling_of(agent, False) for agent in env.agents}
+    # As in training: `SamplingSettings` has no temperature of training, so it is read from the dump.
     assert {agent: (one.stop, one.temperature) for agent, one in answers.items()} == {
         "walk.navigator": (["a"], 0.7),
         "walk.pacer": (["b"], 0.7),

@@ -21,7 +21,7 @@ from verl_atgrpo.lab.evaluation.episodes import Lineup, play_one
 from verl_atgrpo.lab.evaluation.results import EpisodeKey
 from verl_atgrpo.play.remote import RemoteModel, RemotePolicy
 from verl_atgrpo.play.types import Generation, PolicyUnusable
-from verl_atgrpo.train.config.schema import ValidationAnswers
+from verl_atgrpo.train.config.schema import SamplingSettings
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wörter? 🙂"}]
 
@@ -120,7 +120,7 @@ def test_messages_are_sent_unchanged_and_tokens_are_the_servers_count(server: Se
 
 def test_an_agents_own_settings_are_sent(server: Server) -> None:
     own = {"temperature": 0.0, "max_response_length": 8, "stop": ["END"], "system": "In English."}
-    sample(policy(server, own=ValidationAnswers(**own).model_dump(exclude_none=True)))
+    sample(policy(server, own=SamplingSettings(**own).model_dump(exclude_none=True)))
     (request,) = server.requests
     assert (request["temperature"], request["top_p"], request["max_tokens"]) == (0.0, 0.9, 8)
     assert request["stop"] == ["END"]

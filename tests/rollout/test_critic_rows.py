@@ -20,7 +20,7 @@ from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.answer_rules import hindsights, of_hindsight
+from verl_atgrpo.train.config.chat_rules import hindsights, of_hindsight
 from verl_atgrpo.train.config.schema import ConfigError
 from verl_atgrpo.train.config.section import parse_section
 from verl_atgrpo.train.rollout.episode_rows import (

@@ -18,7 +18,7 @@ from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.play.thoughts import split_thought
 from verl_atgrpo.play.types import ReplyLimits
 from verl_atgrpo.train.chat import Chat
-from verl_atgrpo.train.config.schema import ValidationAnswers
+from verl_atgrpo.train.config.schema import SamplingSettings
 from verl_atgrpo.train.rollout.policy import ServedPolicy
 
 
@@ -177,7 +177,7 @@ def test_an_agent_answers_with_its_own_settings_and_else_with_the_jobs() -> None
         def apply_chat_template(self, messages: list[Any], enable_thinking: bool = True, **_: Any) -> list[int]:
             return [ord(char) for char in f"{enable_thinking:d}" + "|".join(one["content"] for one in messages)]
 
-    answers = ValidationAnswers.model_construct(
+    answers = SamplingSettings.model_construct(
         temperature=0.5,
         top_p=None,
         top_k=None,
@@ -195,7 +195,7 @@ def test_an_agent_answers_with_its_own_settings_and_else_with_the_jobs() -> None
         "sampling_params": given,
     }
     own, plain = (
-        ServedPolicy.of(one, Chat(Template()), **others) for one in (answers, ValidationAnswers.model_construct())
+        ServedPolicy.of(one, Chat(Template()), **others) for one in (answers, SamplingSettings.model_construct())
     )
     sampled = asyncio.run(own.generate("d", [1], None, ReplyLimits(stop=("D",))))
     assert server.params == [{**given, "temperature": 0.5, "max_tokens": 3, "stop": ["C", "D"], "detokenize": True}]

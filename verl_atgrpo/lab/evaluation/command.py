@@ -17,7 +17,7 @@ from verl_atgrpo.lab.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.play.remote import RemoteModel, RemotePolicy
 from verl_atgrpo.play.sampler import Sampler
 from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.answer_rules import of_chat
+from verl_atgrpo.train.config.chat_rules import of_chat
 from verl_atgrpo.train.config.job import longest_row
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_
                 return await _served(plan, agent, name, engines, models, stack)
             remote = RemotePolicy(
                 source,
-                plan.answers[agent].model_dump(exclude_none=True),
+                plan.agent_sampling[agent].model_dump(exclude_none=True),
                 sampling=plan.sampling,
                 max_response_length=plan.max_response_length,
                 chat_template_kwargs=plan.chat_template_kwargs,
@@ -131,13 +131,13 @@ async def _served(
     (row, needed), longest = longest_row(plan), get_max_position_embeddings(model.hf_config)
     if longest < row:
         raise ValueError(f"{player.source}: the model has {longest} positions; {needed}, shorten them")
-    check(of_chat(plan.answers[agent], f"agent {agent!r}", str(player.source), model.tokenizer))
+    check(of_chat(plan.agent_sampling[agent], f"agent {agent!r}", str(player.source), model.tokenizer))
     assert player.engine is not None
     key = repr(player.engine)
     if key not in engines:  # one after the other: engines that start together misjudge the free memory
         engines[key] = await stack.enter_async_context(Engine(player.engine, model.tokenizer, model.processor))
     return ServedPolicy.of(
-        plan.answers[agent],
+        plan.agent_sampling[agent],
         Chat(model.tokenizer, plan.chat_template_kwargs, player.tool_format),
         client=engines[key],
         # As in training, the text is decoded from all ids at once.

@@ -25,11 +25,11 @@ from verl_atgrpo.play.user_code import asking
 from verl_atgrpo.recipes import compose, readable
 from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.job import Job, Policy
-from verl_atgrpo.train.config.job_rules import of_answers, of_assignments, of_parts_validated, of_sampling
+from verl_atgrpo.train.config.job_rules import of_agent_sampling, of_assignments, of_parts_validated, of_sampling
 from verl_atgrpo.train.config.machine_rules import of_cpu_prefill
 from verl_atgrpo.train.config.policies import config_of_policy, expand_policies
 from verl_atgrpo.train.config.policy_rules import of_memory, of_room, of_temperatures
-from verl_atgrpo.train.config.schema import ValidationAnswers
+from verl_atgrpo.train.config.schema import SamplingSettings
 from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types
 from verl_atgrpo.train.config.view import View
@@ -83,7 +83,7 @@ class Plan:
     episodes: int
     sampling: dict[str, Any]
     """Sampling parameters of agents without their own."""
-    answers: dict[str, ValidationAnswers]
+    agent_sampling: dict[str, SamplingSettings]
     """Agent -> what it has of its own."""
     max_prompt_length: int
     max_response_length: int
@@ -107,13 +107,13 @@ def make(options: Options) -> Plan:
         expand_policies(config, settings)
         rollout, data = config.actor_rollout_ref.rollout, config.data
         check(of_assignments(training))
-        check(of_answers(training))
+        check(of_agent_sampling(training))
         check(itertools.chain.from_iterable(map(of_temperatures, training.policies.values())))
         tasks, seeds, episodes = _amounts(options, training)
         opponents = set() if options.versus is None else _opponents(training, tasks)
         agents, versus, players = _players(training, options, opponents)
-        answers = {agent: settings.answers_of(agent, validate=True) for agent in agents}
-        own = {agent: given for agent, one in answers.items() if (given := one.model_dump(exclude_none=True))}
+        agent_sampling = {agent: settings.sampling_of(agent, validate=True) for agent in agents}
+        own = {agent: given for agent, one in agent_sampling.items() if (given := one.model_dump(exclude_none=True))}
         sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
         if rollout.ignore_eos:
             sampling["ignore_eos"] = True
@@ -141,7 +141,7 @@ def make(options: Options) -> Plan:
             seeds=seeds,
             episodes=episodes,
             sampling=sampling,
-            answers=answers,
+            agent_sampling=agent_sampling,
             **lengths,
             chat_template_kwargs={str(key): value for key, value in template.items()},
             request_timeout=settings.request_timeout,

@@ -7,7 +7,7 @@
 - a key by the rest of the job: `job_rules`, `policy_rules`
 - `at_grpo.environment.*`: `play.registry`; `at_grpo.estimator.*`: `train.estimators.choice`
 - names and keys that no longer exist: `recipes.gone`
-- what this machine or the models cannot do: `machine_rules`, `answer_rules`
+- what this machine or the models cannot do: `machine_rules`, `chat_rules`
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def of_branch_points(job: Job) -> Iterator[str]:
                 yield f"{key}.at.{agent}: {why}; remove it, or name an agent that is trained"
 
 
-def of_answers(job: Job) -> Iterator[str]:
+def of_agent_sampling(job: Job) -> Iterator[str]:
     """Settings of agents that are not there, and answers for which there is no room."""
     longest = job.data.max_response_length
     for agent, block in (job.settings.sampling or {}).items():

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.files import HUB_NAME, folders
-from verl_atgrpo.train.config.answer_rules import answering, hindsights, of_chats, of_hindsight, of_template_arguments
+from verl_atgrpo.train.config.chat_rules import answering, hindsights, of_chats, of_hindsight, of_template_arguments
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.job_rules import loggers
 from verl_atgrpo.train.config.policies import config_of_policy

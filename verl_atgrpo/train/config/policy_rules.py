@@ -115,8 +115,8 @@ def of_memory(where: str, shares: Mapping[str, float], remedy: str) -> Iterator[
         )
 
 
-def of_shared_memory(job: Job) -> Iterator[str]:
-    """The same of a job, whose policies' servers share every GPU in most modes."""
+def of_gpu_memory(job: Job) -> Iterator[str]:
+    """More GPU memory for the servers of all policies than there is, as they share every GPU in most modes."""
     settings = job.settings
     if settings.policies and settings.placement == "colocated" and settings.mode != SEPARATE:
         shares = {name: float(job.policies[name].rollout.gpu_memory_utilization) for name in settings.bases()}
@@ -306,7 +306,7 @@ def of_temperatures(policy: Policy) -> Iterator[str]:
     if not settings.sampling:
         return
     agents = [agent for agent, name in policy.job.agents.items() if name == policy.name and policy.settings.trainable]
-    given = [settings.answers_of(agent, validate=False).temperature for agent in agents]
+    given = [settings.sampling_of(agent, validate=False).temperature for agent in agents]
     temperatures = sorted({policy.rollout.temperature if one is None else one for one in given})
     shown = ", ".join(map(str, temperatures))
     if {*temperatures} - {1} and policy.rollout.logprobs_mode != "processed_logprobs":

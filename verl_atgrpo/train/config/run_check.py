@@ -140,7 +140,7 @@ def _each(rule: Callable[[Policy], Iterator[str]]) -> Rule:
 
 OF_MODES: tuple[Rule, ...] = (
     *(policy_rules.of_modes, _each(policy_rules.of_a_policys_mode)),
-    *(policy_rules.of_shared_memory, policy_rules.of_rays_devices),
+    *(policy_rules.of_gpu_memory, policy_rules.of_rays_devices),
 )
 _OF_EACH = (
     *(policy_rules.of_servers, policy_rules.of_training, policy_rules.of_losses, policy_rules.of_room),
@@ -154,8 +154,9 @@ JOB_RULES: tuple[Rule, ...] = (
     *(job_rules.of_sampling, job_rules.of_the_start, *OF_POLICIES),
     # The environment is made here.
     *(job_rules.of_assignments, job_rules.of_agents, job_rules.of_parts, job_rules.of_critic),
-    *(job_rules.of_branch_points, job_rules.of_answers, _each(policy_rules.of_temperatures), job_rules.of_schemes),
-    *(job_rules.of_opponents, job_rules.of_tasks, job_rules.of_parts_validated, job_rules.of_steps),
+    *(job_rules.of_branch_points, job_rules.of_agent_sampling, _each(policy_rules.of_temperatures)),
+    *(job_rules.of_schemes, job_rules.of_opponents, job_rules.of_tasks, job_rules.of_parts_validated),
+    job_rules.of_steps,
     # Tasks are made from here on, and solutions are run.
     *(job_rules.of_overlap, job_rules.of_bad_rows),
 )

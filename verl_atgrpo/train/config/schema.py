@@ -86,7 +86,7 @@ class PolicySettings(Section):
     """Its devices on every node, with `placement: split`."""
 
 
-class Answers(Section):
+class ReplySettings(Section):
     """How an agent answers, in training or in validation; null: as the next wider setting says."""
 
     max_response_length: Count | None = None
@@ -99,7 +99,7 @@ class Answers(Section):
     """A system message, put before that of the environment."""
 
 
-class ValidationAnswers(Answers):
+class SamplingSettings(ReplySettings):
     """The keys above, where they differ in validation and evaluation, and these."""
 
     temperature: Annotated[float, Ge(0), Le(100)] | None = None
@@ -110,12 +110,12 @@ class ValidationAnswers(Answers):
     """Null: that of `val_kwargs`; -1: all tokens."""
 
 
-class AgentAnswers(Answers):
+class AgentSampling(ReplySettings):
     """How one agent answers, or `all`."""
 
     temperature: Annotated[float, Gt(0), Le(100)] | None = None
     """Null: `actor_rollout_ref.rollout.temperature`."""
-    validation: ValidationAnswers | None = None
+    validation: SamplingSettings | None = None
     """What differs in validation and evaluation."""
 
 
@@ -229,7 +229,7 @@ class AtGrpoConfig(Section):
     """Agent -> policy. `all: shared` trains one policy for every agent."""
     val_agents: dict[str, str] | None = None
     """Agent -> policy in validation, where it differs: swapped roles."""
-    sampling: dict[str, AgentAnswers] | None = None
+    sampling: dict[str, AgentSampling] | None = None
     """Agent -> how it answers (docs/policies.md)."""
     policies: dict[Name, PolicySettings | None] | None = None
     """Policy -> its changes to `actor_rollout_ref`. Null: one policy, `shared`."""
@@ -392,24 +392,24 @@ class AtGrpoConfig(Section):
         policies = self.policies_of(env).items()
         return {agent: for_agent(given, agent, given.get("all", policy)) for agent, policy in policies}
 
-    def answers_of(self, agent: str, validate: bool) -> ValidationAnswers:
+    def sampling_of(self, agent: str, validate: bool) -> SamplingSettings:
         """Returns how an agent answers: `all`, `all.validation`, its own, its own `validation`, each before the last.
 
         In a mixture its part's come between the two. What none of them says is null, and as the rest of the job says.
         """
-        parts: list[Answers] = []
+        parts: list[ReplySettings] = []
         for block in ((self.sampling or {}).get(name) for name in ("all", *reversed(names_of(agent)))):
             if block is not None:
                 parts += [block] if block.validation is None or not validate else [block, block.validation]
         given: dict[str, Any] = {}
         for part in parts:
             # The temperature of training is not that of validation.
-            left_out = {"validation", "temperature"} if validate and isinstance(part, AgentAnswers) else {"validation"}
+            left_out = {"validation", *(["temperature"] if validate and isinstance(part, AgentSampling) else [])}
             new = part.model_dump(exclude=left_out, exclude_none=True)
             if arguments := new.get("chat_template_kwargs"):
                 new["chat_template_kwargs"] = {**given.get("chat_template_kwargs", {}), **arguments}
             given |= new
-        return ValidationAnswers.model_construct(**given)
+        return SamplingSettings.model_construct(**given)
 
     def team_options(self) -> TeamOptions:
         """Returns the settings of `Team`."""

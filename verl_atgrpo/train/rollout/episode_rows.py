@@ -18,7 +18,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation
-from verl_atgrpo.train.config.answer_rules import hindsight_ids
+from verl_atgrpo.train.config.chat_rules import hindsight_ids
 from verl_atgrpo.train.estimators.labels import anchor_of
 from verl_atgrpo.train.estimators.spec import Need
 from verl_atgrpo.train.rows.batch import jagged

@@ -13,7 +13,7 @@ from verl_atgrpo.play.messages import Message, Reply, text_of
 from verl_atgrpo.play.tools import Tool
 from verl_atgrpo.play.types import EpisodeFailed, Generation, ReplyLimits
 from verl_atgrpo.train.chat import Chat
-from verl_atgrpo.train.config.schema import ValidationAnswers
+from verl_atgrpo.train.config.schema import SamplingSettings
 
 SAMPLED = ("temperature", "top_p", "top_k")
 """Sampling parameters that an agent may have of its own."""
@@ -62,15 +62,15 @@ class ServedPolicy:
 
     @classmethod
     def of(
-        cls, answers: ValidationAnswers, chat: Chat, *, sampling_params: Mapping[str, Any], **others: Any
+        cls, sampling: SamplingSettings, chat: Chat, *, sampling_params: Mapping[str, Any], **others: Any
     ) -> ServedPolicy:
         """Returns the policy as an agent with these settings (`at_grpo.sampling`) samples it; `others` are fields."""
-        own = {name: value for name in SAMPLED if (value := getattr(answers, name)) is not None}
-        if answers.max_response_length is not None:
-            others["max_response_length"] = answers.max_response_length
-        chat = chat.with_own(answers.chat_template_kwargs, answers.system)
+        own = {name: value for name in SAMPLED if (value := getattr(sampling, name)) is not None}
+        if sampling.max_response_length is not None:
+            others["max_response_length"] = sampling.max_response_length
+        chat = chat.with_own(sampling.chat_template_kwargs, sampling.system)
         params = {**sampling_params, **own}
-        return cls(chat=chat, sampling_params=params, stop=tuple(answers.stop or ()), **others)
+        return cls(chat=chat, sampling_params=params, stop=tuple(sampling.stop or ()), **others)
 
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
         """Returns calls, thought and text of an answer."""

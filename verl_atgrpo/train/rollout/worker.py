@@ -194,7 +194,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             adapter = self._settings.past_number(past) if past else self._settings.adapter_number(policy)
             named = {} if adapter is None else {ADAPTER: adapter}
             return ServedPolicy.of(
-                self._settings.answers_of(agent, validate),
+                self._settings.sampling_of(agent, validate),
                 self._chats[policy],
                 sampling_params={**sampling_params, **self._engine_params, **named},
                 client=clients[policy],

@@ -26,7 +26,7 @@ from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
 from verl_atgrpo.play.opponents import Opponent, OpponentPool
 from verl_atgrpo.play.task_order import HalfSolvedFirst
 from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.answer_rules import (
+from verl_atgrpo.train.config.chat_rules import (
     answering,
     hindsights,
     of_chats,

@@ -15,7 +15,7 @@ from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.types import names_of, part_of
 from verl_atgrpo.train.chat import Chat
-from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
+from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError, SamplingSettings
 
 _SENTINELS = ("one prompt", "another prompt")
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"}
@@ -52,11 +52,11 @@ def of_chats(settings: AtGrpoConfig, answering: Mapping[str, set[str]], policy: 
     for key in settings.sampling or {}:
         if any(policy in policies and key in ("all", *names_of(agent)) for agent, policies in answering.items()):
             for validate in (False, True):
-                own = settings.answers_of(key, validate)
+                own = settings.sampling_of(key, validate)
                 yield from of_chat(own, f"{SECTION}.sampling.{key}", f"policy {policy!r}", tokenizer)
 
 
-def of_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) -> Iterator[str]:
+def of_chat(own: SamplingSettings, key: str, policy: str, tokenizer: Any) -> Iterator[str]:
     """Settings of an agent that do not come through a tokenizer with a chat template.
 
     `key` (of the settings) and `policy` (whose tokenizer it is) are for messages.

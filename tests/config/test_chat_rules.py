@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.answer_rules import answering, of_chats, of_template_arguments
+from verl_atgrpo.train.config.chat_rules import answering, of_chats, of_template_arguments
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.section import parse_section
@@ -48,7 +48,7 @@ def test_an_agents_own_settings_come_before_those_of_all_and_validations_last() 
     )
 
     def answers(agent: str, validate: bool) -> dict[str, Any]:
-        return made.answers_of(agent, validate).model_dump(exclude_none=True)
+        return made.sampling_of(agent, validate).model_dump(exclude_none=True)
 
     assert answers("planner", False) == {"temperature": 0.7, "stop": ["END"]}
     assert answers("tool_user", False) == {"temperature": 1.2, "stop": ["END"], "max_response_length": 64}
@@ -73,7 +73,7 @@ def test_an_agents_own_settings_come_before_those_of_all_and_validations_last() 
     assert answers("tool_user", True)["max_response_length"] == 64
     assert answers("tool_user", False)["chat_template_kwargs"] == {"thinking": False, "a": 1, "b": 3}
     assert answers("tool_user", True)["chat_template_kwargs"] == {"thinking": True, "a": 2, "b": 3}
-    assert settings({}).answers_of("tool_user", False).model_dump(exclude_none=True) == {}
+    assert settings({}).sampling_of("tool_user", False).model_dump(exclude_none=True) == {}
 
 
 @pytest.mark.parametrize(
