@@ -393,7 +393,7 @@ GAMES: Mapping[str, Game] = {
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
     "far_goals": Game(
-        "plan_path_cpu", 120_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse:NEAR_GOALS"
+        "plan_path_cpu", 90_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse:NEAR_GOALS"
     ),
     "sokoban": Game(
         "plan_path_cpu", 150_000, "sokoban_single", 5e-4, SOKOBAN_LEVELS, test_every=10, start="sparse:LAST_MOVES"
