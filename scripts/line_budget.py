@@ -17,7 +17,7 @@ LAYERS = ("train", "lab")
 BUDGETS: dict[str, int] = {
     "verl_atgrpo": 1_210,
     "verl_atgrpo/train": 470,
-    "verl_atgrpo/lab": 585,
+    "verl_atgrpo/lab": 595,
     "verl_atgrpo/train/config": 3_360,
     "verl_atgrpo/cpu": 610,
     "verl_atgrpo/train/estimators": 1_175,

@@ -21,7 +21,7 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 
 from verl_atgrpo import cli
 from verl_atgrpo.lab.evaluation.results import EpisodeRow, Failure, ResultFile
-from verl_atgrpo.lab.model_card import card
+from verl_atgrpo.lab.model_card import card, measured_by
 from verl_atgrpo.lab.report.records import Run
 
 TOKEN = "hf_only_a_test"
@@ -107,7 +107,7 @@ def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path, capsys:
     assert cli.main(command) == 0
     with pytest.raises(SystemExit):
         cli.main([*command[:-1], f"--evaluation={tmp_path / 'other.jsonl'}"])
-    assert "its tasks are of 'walk', the run trained on 'plan_path'" in capsys.readouterr().err
+    assert "its tasks are of 'walk', the run trained on plan_path" in capsys.readouterr().err
     text = (tmp_path / "out/shared/README.md").read_text()
     _, head, body = text.split("---\n")
     assert yaml.safe_load(head)["base_model"] == "some/model"
@@ -140,6 +140,17 @@ def test_only_a_step_with_a_number_is_exported(tmp_path: Path, capsys: pytest.Ca
         cli.main(["export", str(copied), str(tmp_path / "other")])
     assert "copied: name it global_step_<n>" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_an_evaluation_may_be_of_what_is_in_a_mixture_or_curriculum(tmp_path: Path) -> None:
+    with ResultFile(tmp_path / "walk.jsonl", {"environment": {"name": "walk"}}, {}) as results:
+        results.add(EpisodeRow(0, "", 0, 0, True, 1.0, {}, 1, 1, {}, None, 0.0))
+    mixture = {"name": "mixture", "parts": {"walk": {}, "hard": {"name": "walk_walls"}}}
+    for environment in (mixture, {"name": "curriculum", "of": {"name": "walk"}, "levels": []}):
+        run = Run(about={"section": {"environment": environment}})
+        assert measured_by(tmp_path / "walk.jsonl", run).startswith("100.0% of 1 tasks solved")
+    with pytest.raises(ValueError, match=r"tasks are of 'walk', the run trained on sudoku$"):
+        measured_by(tmp_path / "walk.jsonl", Run(about={"section": {"environment": {"name": "sudoku"}}}))
 
 
 def test_a_cell_is_one_line_and_earlier_validations_may_have_other_names() -> None:

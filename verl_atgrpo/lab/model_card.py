@@ -24,11 +24,11 @@ def measured_by(evaluation: Path, run: records.Run) -> str:
     Raises ValueError if it is of another environment than the run's, and as `results.read` and `figures.figures`.
     """
     found = results.read(evaluation)
-    played, trained = (
-        (section.get("environment") or {}).get("name") for section in (found.settings, run.about.get("section", {}))
-    )
-    if trained is not None and played != trained:
-        raise ValueError(f"--evaluation {evaluation}: its tasks are of {played!r}, the run trained on {trained!r}")
+    played = (found.settings.get("environment") or {}).get("name")
+    trained = _environments(run.about.get("section", {}).get("environment") or {})
+    if trained and played not in trained:
+        names = ", ".join(sorted(trained))
+        raise ValueError(f"--evaluation {evaluation}: its tasks are of {played!r}, the run trained on {names}")
     measured = figures.figures([*found.rows.values()])
     success, interval = measured.success, f"{measured.success.low:.1%} to {measured.success.high:.1%}"
     sources = sorted({str(player.get("source")) for player in found.settings.get("players", {}).values()})
@@ -36,6 +36,13 @@ def measured_by(evaluation: Path, run: records.Run) -> str:
     if failed := sum(measured.failed.values()):
         said += f"; {counted(failed, 'episode')} failed and count as not solved"
     return f"{said}; played by {', '.join(sources)}" if sources else said
+
+
+def _environments(environment: Mapping[str, Any]) -> set[str]:
+    """Returns the name of a run's environment, and of those in a mixture or curriculum."""
+    parts = environment.get("parts") or {}
+    inner = (environment.get("of") or {}).get("name"), *(part.get("name", key) for key, part in parts.items())
+    return {name for name in (environment.get("name"), *inner) if name}
 
 
 def run_of(step: Path) -> records.Run:
