@@ -125,7 +125,7 @@ def _plain(run: str) -> str:
 
 def _braced(text: str) -> str:
     r"""Returns LaTeX with single arguments in braces: `\frac 1 3`, `2^3 5^2`, `\log_2 3`; `sqrt(2)` as `\sqrt{2}`."""
-    text = _LETTER.sub(lambda letter: letter[1] or "i", text)
+    text = _LETTER.sub(lambda letter: letter[1] or "i", text).replace(r"\varnothing", r"\emptyset")
     text = re.sub(rf"\\[dtc]?frac\s*({_ARGUMENT})\s*({_ARGUMENT})", r"\\frac{\1}{\2}", text)
     text = re.sub(rf"\\[dtc]?frac\s*({_ARGUMENT})\s*\{{", r"\\frac{\1}{", text)
     text = re.sub(rf"(\\[dtc]?frac\s*\{{[^{{}}]*\}})\s*({_ARGUMENT})", r"\1{\2}", text)
