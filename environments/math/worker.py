@@ -40,9 +40,12 @@ def main() -> None:
         found: list[Any] = parse(boxed, form, "no_fallback", "first_match", parsing_timeout=None)  # type: ignore[arg-type]
         return found
 
+    @functools.lru_cache(maxsize=1024)
+    def values(text: str) -> list[Any]:
+        return list(map(with_imaginary_unit, parsed(text)))
+
     def includes(gold: str, answer: str) -> bool:
-        values = [list(map(with_imaginary_unit, parsed(text))) for text in (gold, answer)]
-        return bool(verify(*values, allow_set_relation_comp=True, timeout_seconds=None))
+        return bool(verify(values(gold), values(answer), allow_set_relation_comp=True, timeout_seconds=None))
 
     def equal(gold: str, answer: str) -> bool:
         try:

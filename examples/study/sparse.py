@@ -1,10 +1,11 @@
 """Plan-Path and Sokoban by success alone, and starts that know the last moves."""
 
 import random
+from dataclasses import replace
 
 from verl_atgrpo import Outcome
+from verl_atgrpo.environments.common.drafting import GameState
 from verl_atgrpo.environments.common.moves import MOVES
-from verl_atgrpo.environments.common.options import with_options
 from verl_atgrpo.environments.plan_path import SinglePlanPath
 from verl_atgrpo.environments.plan_path.grid import State as PathState
 from verl_atgrpo.environments.sokoban import SingleSokoban
@@ -16,23 +17,22 @@ PATH_BOARD = {"size": 10, "wall_density": 0.02, "max_turns": 4, "max_moves": 6, 
 SOKOBAN_BOARD = {"size": 6, "wall_density": 0.05, "max_turns": 4, "max_moves": 8}
 
 
-class Path(SinglePlanPath):
-    """A single agent that earns 1 at the goal, else 0."""
+class AllOrNothing:
+    """Earns 1 for success, else 0."""
 
-    def outcome(self, state: PathState, turns: int) -> Outcome:
+    def outcome(self, state: GameState, turns: int) -> Outcome:
         """Returns the outcome of an episode that ends in `state`."""
         return Outcome(state.solved, float(state.solved), {"turns": float(turns)})
 
 
-@with_options
-class Sokoban(SingleSokoban):
-    """A single agent that earns 1 if the boxes are on the targets, else 0. Its prompts are a tiny model's."""
+class Path(AllOrNothing, SinglePlanPath):
+    """A single agent on its way to a goal."""
+
+
+class Sokoban(AllOrNothing, SingleSokoban):
+    """A single agent that pushes boxes. Its prompts are a tiny model's."""
 
     style = "compact"
-
-    def outcome(self, state: State, turns: int) -> Outcome:
-        """Returns the outcome of an episode that ends in `state`."""
-        return Outcome(state.solved, float(state.solved), {"turns": float(turns)})
 
     def shown(self, state: State) -> str:
         """Returns row and column of the player, the boxes and the targets, then the board without its border."""
@@ -79,12 +79,11 @@ NEAR_GOALS = Demonstrator(
     training={"clean_steps": 300},
 )
 """Goals at most two steps away."""
-LAST_MOVES = Demonstrator(
-    "sparse:Sokoban",
-    {**SOKOBAN_BOARD, "max_solution": 4},
-    _last_moves,
+LAST_MOVES = replace(
+    NEAR_GOALS,
+    environment="sparse:Sokoban",
+    options={**SOKOBAN_BOARD, "max_solution": 4},
+    demonstrate=_last_moves,
     response_length=16,
-    words=("draft", "goal"),
-    training={"clean_steps": 300},
 )
 """Boards with at most four moves left: enough to walk around a box."""

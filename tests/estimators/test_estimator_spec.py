@@ -245,6 +245,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
 def test_details_of_a_scale_that_is_none_are_refused(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"estimator\.{option}: {value} has no effect with scale: none; remove it"):
         resolve_spec({"preset": "dr_grpo", option: value})
+    with pytest.raises(ValueError, match=rf"agents\.a\.{option}: {value} has no effect with scale: none; remove it"):
+        resolve_spec({"preset": "grpo", "agents": {"a": {"scale": "none", option: value}}})
     assert resolve_spec({"preset": "dr_grpo", "eps": 0.1, "by_task": "rows"}).eps == 0.1
     assert resolve_spec({"preset": "dr_grpo", option: value, "agents": {"a": {"scale": "std"}}}).scale == "none"
 

@@ -313,6 +313,12 @@ class FakeTrainer(AtGrpoTrainer):
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         self.global_steps += 1
 
+    def run_and_save(self) -> None:
+        """Runs a whole step with a checkpoint."""
+        batch, metrics = self.play()
+        self.save()
+        self.finish(batch, metrics)
+
     def run(self, steps: int) -> list[dict[str, Any]]:
         """Runs whole steps; returns their metrics."""
         played = []

@@ -273,9 +273,7 @@ def test_other_tasks_than_those_of_the_checkpoint_are_played_from_the_first(
     """A place in another order means nothing, and may be none: torchdata would only find out when it is asked."""
     trainer = FakeTrainer(rollout, tasks=20, folder=tmp_path)
     trainer.run(3)
-    batch, metrics = trainer.play()
-    trainer.save()
-    trainer.finish(batch, metrics)
+    trainer.run_and_save()
     assert rollout.submitted == list(range(16))
     del rollout.submitted[:]
     FakeTrainer(rollout, tasks=tasks, folder=tmp_path).run(1)

@@ -40,9 +40,7 @@ def test_a_resumed_order_by_success_knows_which_tasks_failed_in_the_saved_step(
     rollout.fails = lambda task: task in failing
     trainer = FakeTrainer(rollout, levels=HalfSolvedFirst(48, 0), tasks=48, folder=tmp_path, failures=1000)
     trainer.run(1)
-    batch, metrics = trainer.play()
-    trainer.save()
-    trainer.finish(batch, metrics)
+    trainer.run_and_save()
     before = len(rollout.submitted)
     trainer.run(6)
     whole = list(rollout.submitted)
@@ -55,9 +53,7 @@ def test_a_resumed_order_by_success_knows_which_tasks_failed_in_the_saved_step(
 def test_a_resumed_run_plays_what_the_interrupted_one_would_have(rollout: FakeRollout, tmp_path: Path) -> None:
     trainer = FakeTrainer(rollout, levels=order(review=0.25), tasks=48, folder=tmp_path)
     trainer.run(1)
-    batch, metrics = trainer.play()
-    trainer.save()
-    trainer.finish(batch, metrics)
+    trainer.run_and_save()
     trainer.run(2)
     whole = list(rollout.submitted)
     del rollout.submitted[8:]

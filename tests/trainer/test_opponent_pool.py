@@ -71,9 +71,7 @@ def test_episodes_without_an_opponent_are_no_games(rollout: FakeRollout, monkeyp
 def test_a_resumed_run_draws_what_the_interrupted_one_would_have(rollout: FakeRollout, tmp_path: Path) -> None:
     trainer, _ = trainer_of(rollout, folder=tmp_path)
     trainer.run(3)
-    batch, metrics = trainer.play()
-    trainer.save()
-    trainer.finish(batch, metrics)
+    trainer.run_and_save()
     before = len(rollout.opponents)
     trainer.run(2)
     whole = list(rollout.opponents.values())[before:]
@@ -87,11 +85,9 @@ def test_a_resumed_run_draws_what_the_interrupted_one_would_have(rollout: FakeRo
 
 def test_a_checkpoint_without_a_pool_gets_its_first_past_self(rollout: FakeRollout, tmp_path: Path) -> None:
     plain = FakeTrainer(rollout, Unit(), tasks=48, folder=tmp_path)
-    batch, metrics = plain.play()
-    plain.save()
-    plain.finish(batch, metrics)
+    plain.run_and_save()
     plain, again = FakeTrainer(rollout, Unit(), tasks=48, folder=tmp_path), plain
-    batch, metrics = plain.play()
+    plain.play()
     plain.save()
     _, unit = trainer_of(rollout, folder=tmp_path)
     assert [slot for slot, _ in unit.frozen] == [1]
@@ -103,9 +99,7 @@ def test_a_run_that_resumes_between_two_past_selves_without_a_pool_has_an_oppone
 ) -> None:
     # With opponents, but without past selves.
     plain = FakeTrainer(rollout, Unit(), tasks=48, folder=tmp_path, opponents=OpponentPool(None, {"current": 1}))
-    batch, metrics = plain.play()
-    plain.save()
-    plain.finish(batch, metrics)
+    plain.run_and_save()
     resumed, unit = trainer_of(rollout, folder=tmp_path, weights={"past": 1})
     assert [slot for slot, _ in unit.frozen] == [1]
     rollout.opponents.clear()

@@ -68,7 +68,8 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
                 f"retries them. The last failure: {failed[-1].message}"
             )
         others = {*plan.versus.values()}
-        table = figures.figures_table(figures.figures([row.without(others) for row in rows], ks, data_sets))
+        of_team = [row.without(others) for row in rows] if others else rows
+        table = figures.figures_table(figures.figures(of_team, ks, data_sets))
         return f"{table}\n{figures.games(rows, str(options.versus), others)}" if plan.versus else table
 
 

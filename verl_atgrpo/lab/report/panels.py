@@ -83,7 +83,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
         for number, (owner, prefix) in enumerate(owners)
         for place, (label, metric) in enumerate((("update", "update_arrived"), ("weights", "weights_changed_share")))
     ]
-    validation = {name: found[1] for name in sorted(names) if (found := _VALIDATION.fullmatch(name))}
+    validation = _validations(names)
     opponents = sorted(name.split("/")[1] for name in names if _GAMES.fullmatch(name))
     label = "validation" if len(validation) == 1 else "validation, {}"
     success = [(label.format(of), name, number) for number, (name, of) in enumerate(validation.items())]
@@ -155,6 +155,11 @@ def _time_split(metrics: Metrics) -> Panel:
     return {"title": "Step time", "unit": "s", "help": help, "kind": "stack", "zero": True, "series": series}
 
 
+def _validations(names: Iterable[str]) -> dict[str, str]:
+    """Returns the metrics of validation success in order, each with its data set."""
+    return {name: found[1] for name in sorted(names) if (found := _VALIDATION.fullmatch(name))}
+
+
 def figures(metrics: Metrics) -> list[dict[str, str]]:
     """Returns the headline figures that the metrics allow, each with `label`, `value` and `note`."""
 
@@ -162,8 +167,7 @@ def figures(metrics: Metrics) -> list[dict[str, str]]:
         return sum(value for _, value in curve(metrics, name) if value is not None)
 
     found = []
-    validation = {name: made[1] for row in metrics.values() for name in row if (made := _VALIDATION.fullmatch(name))}
-    for name, of in sorted(validation.items()):
+    for name, of in _validations({name for row in metrics.values() for name in row}).items():
         points = [(step, value) for step, value in curve(metrics, name, 100.0) if value is not None]
         if points:
             (first, before), (last, after) = points[0], points[-1]

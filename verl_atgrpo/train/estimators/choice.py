@@ -20,9 +20,7 @@ def resolve_spec(choice: str | Mapping[str, Any]) -> EstimatorSpec:
     _check_keys(options, CONFIG_KEY, valid, ("preset", "name", *valid, "agents"))
     spec = _complete(replace(base, **_without_scale(options)))
     if overrides is None:
-        for option in ("ddof", "eps"):
-            if option in options and spec.scale == "none" and (option == "ddof" or spec.by_task == "none"):
-                refuse(option, f"{options[option]!r} has no effect with scale: none; remove it")
+        _check_scale(options, spec)
         return spec
     if not isinstance(overrides, Mapping) or not overrides:
         refuse("agents", f"{overrides!r} is not a mapping of agents to fields, such as {{planner: {{scale: none}}}}")
@@ -73,6 +71,12 @@ def _without_scale(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**({"scale_scope": "group"} if options.get("scale") == "none" else {}), **options}
 
 
+def _check_scale(options: Mapping[str, Any], spec: EstimatorSpec) -> None:
+    for option in ("ddof", "eps"):
+        if option in options and spec.scale == "none" and (option == "ddof" or spec.by_task == "none"):
+            refuse(option, f"{options[option]!r} has no effect with scale: none; remove it")
+
+
 def _of_agent(spec: EstimatorSpec, agent: str, options: Any, scope: str) -> EstimatorSpec:
     key = f"{CONFIG_KEY}.agents.{agent}"
     valid = tuple(name for name in _fields_of(spec) if name not in ("by_task", "main_agent"))
@@ -83,7 +87,9 @@ def _of_agent(spec: EstimatorSpec, agent: str, options: Any, scope: str) -> Esti
         raise ValueError(f"{key}.sub_calls: {options['sub_calls']!r} has no effect for the main agent; remove it")
     try:
         scaled = {"scale_scope": scope} if options.get("scale", "none") != "none" else {}
-        return _complete(replace(spec, **{**scaled, **_without_scale(options)}))
+        own = _complete(replace(spec, **{**scaled, **_without_scale(options)}))
+        _check_scale(options, own)
+        return own
     except ValueError as error:
         # A spec does not know its place in the configuration.
         raise ValueError(key + str(error).removeprefix(CONFIG_KEY)) from None
