@@ -17,10 +17,13 @@ from annotated_types import Ge, Le
 
 from verl_atgrpo import Environment, Outcome, Split, Team, stable_hash
 from verl_atgrpo.environments.common.options import option_error, with_options
+from verl_atgrpo.environments.common.replies import last_line
 from verl_atgrpo.environments.common.workflow import Style
 
 Opponent = Literal["self", "random", "search"]
-_MARK = re.compile(r"move[\s*_`]*:[\s*_`$(\[<]*([0-9]{1,2})\W*$", re.IGNORECASE)
+_MARK = re.compile(
+    r"move[\s*_`]*:[\s*_`$(\[<]*(?:\\boxed\{\s*)?(?:(?:cell|column)\s+)?([0-9]{1,2})\W*$", re.IGNORECASE
+)
 EMPTY, STONES = ".", "xo"
 
 
@@ -257,7 +260,7 @@ class InARow(Environment):
         """Returns the move in a reply of this environment's style, counted from 0, or None."""
         text = reply.strip()
         if self.style == "full":
-            found = _MARK.search(text.rpartition("\n")[2])
+            found = _MARK.search(last_line(text))
             return int(found[1]) - 1 if found else None
         return int(text) - 1 if re.fullmatch(r"\d{1,2}", text, re.ASCII) else None
 

@@ -94,8 +94,8 @@ class _Told(Environment):
         return task.draw(task.start)
 
     def task_key(self, task: PlanPathTask) -> str:
-        """Returns the goal: prompts tell it, together with what is around the walker."""
-        return f"{task.size} {task.goal}"
+        """Returns the goal: prompts tell it, with what is around the walker and not the field's size."""
+        return str(task.goal)
 
     async def run(self, task: PlanPathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the walker ends a turn at the goal."""

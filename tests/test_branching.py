@@ -10,6 +10,7 @@ import pytest
 from fakes.scripted_policy import Numbered, Recorder, bounded
 
 from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, Outcome, Score, Team
+from verl_atgrpo.play import branching
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.types import Decision, EpisodeRecord, PlayMode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
@@ -215,6 +216,34 @@ def test_a_tree_that_would_be_too_large_ends_the_run_before_it_is_played() -> No
         branched(Chain(as_number), teams, at="every", nested=True, candidates=17)
     assert len(teams.made) == 1
     assert branched(Chain(as_number), Teams(), at={"generator": 0}, nested=True, candidates=17).decisions
+
+
+def test_a_tree_whose_continuations_are_too_many_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The episode itself is solved at once; the others go on, and branch at every turn."""
+
+    class UntilRight(Numbered):
+        agents = ("solver",)
+
+        async def run(self, task: int, team: Team) -> Outcome:
+            for _ in range(5):
+                if (await team.solver.act("?")).text == "0":
+                    return Outcome(True, 1.0)
+            return Outcome(False, 0.0)
+
+    def answer(decision: str, index: int) -> str:
+        return str(int("=" in decision or index > 0))
+
+    # 1 + 2 (1 + 3 + 9 + 27 + 81) episodes with three candidates.
+    monkeypatch.setattr(branching, "MOST_ENDS", 243)
+    whole = branched(UntilRight(), Teams(answer, UntilRight.agents), at="every", nested=True, candidates=3)
+    assert len(groups(whole)) == 1 + 2 * (1 + 3 + 9 + 27)
+    monkeypatch.setattr(branching, "MOST_ENDS", 162)
+    teams = Teams(answer, UntilRight.agents)
+    with pytest.raises(
+        EnvironmentConfigError, match=r"^at_grpo\.branch\.nested=true: .* of its continuations, .* than 162"
+    ):
+        branched(UntilRight(), teams, at="every", nested=True, candidates=3)
+    assert len(teams.made) <= 163
 
 
 def test_a_tree_may_leave_out_agents() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from verl_atgrpo.play import opponents
 from verl_atgrpo.play.opponents import Opponent, OpponentPool
 from verl_atgrpo.play.ratings import elo, results
 
@@ -159,6 +160,16 @@ def test_the_rating_of_a_long_run_stays_true(strong: float) -> None:
     again = pool(weights={"past": 1}, size=4, every=4)
     again.restore(made.state())
     assert again.metrics()["opponents/elo"] == rating
+
+
+def test_a_rating_is_made_when_there_are_more_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a long run takes seconds."""
+    made, rated = filled(), []
+    monkeypatch.setattr(opponents, "elo", lambda games: rated.append(1) or elo(games))
+    for step in range(14, 114):
+        made.add([(Opponent("player", 1, 0), 1.0), (Opponent("player", 2, 5), -1.0)], step)
+        assert "opponents/elo" in made.metrics()
+    assert len(rated) < 50 and rated[:9]
 
 
 def test_a_pool_that_begins_between_two_past_selves_rates_the_policy_above_the_one_it_beats() -> None:

@@ -117,6 +117,20 @@ def test_other_schemes_draw_one(scheme: str) -> None:
     assert [(len(decision.candidates), decision.committed) for decision in record.decisions] == [(1, 0)]
 
 
+@pytest.mark.parametrize("scheme", ["tree", "parallel"])
+def test_an_opponent_answers_once_whatever_the_decision_asks_for(scheme: str) -> None:
+    """Else the other side would have one sample of a move in whole episodes, and the opponent its best of eight."""
+
+    async def workflow(team: Team) -> None:
+        for agent in (team.left, team.right):
+            await agent.act("x", candidates=8)
+            await agent.act("x", candidates=2, train=False)  # a draft, for itself
+
+    record = run(workflow, team_of(scheme=scheme, opponents=("right",))[0])
+    drawn = {f"{one.agent}.{one.turn}": len(one.candidates) for one in record.decisions}
+    assert drawn == {"left.0": 8 if scheme == "tree" else 1, "left.1": 2, "right.0": 1, "right.1": 2}
+
+
 @pytest.mark.parametrize(
     ("alpha", "local_weight", "best", "rewards"),
     [

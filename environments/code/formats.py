@@ -68,6 +68,7 @@ def read_problems(source: object, option: str, max_tests: int | None = None) -> 
     for index, row in enumerate(rows):
         try:
             problem = form.read(row)
+            _check_texts(problem)
         except _Unusable:
             continue
         except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError) as error:
@@ -79,6 +80,16 @@ def read_problems(source: object, option: str, max_tests: int | None = None) -> 
     if not problems:
         raise option_error(f"{option}.path={source['path']!r}: no row has a test that can be run")
     return tuple(problems)
+
+
+def _check_texts(problem: Problem) -> None:
+    """Raises ValueError if something that is to be a text is none, or there is no statement."""
+    if not isinstance(problem.statement, str) or not problem.statement.strip():
+        raise ValueError("it has no statement")
+    exchanged = [text for test in problem.tests if isinstance(test, Exchange) for text in (test.given, test.expected)]
+    for text in (problem.solution or "", problem.starter, *exchanged):
+        if not isinstance(text, str):
+            raise ValueError(f"{text!r:.80} is no text")
 
 
 def _loads(text: str) -> Any:

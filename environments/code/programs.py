@@ -25,7 +25,7 @@ from verl_atgrpo.environments.code import function_harness
 from verl_atgrpo.environments.code.function_harness import pack
 from verl_atgrpo.environments.code.outputs import same_output
 from verl_atgrpo.environments.common.running import BUILT, runnable
-from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
+from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python, without_addresses
 
 _LONG = 1 << 16
 """Characters of an output from which it is compared in another thread."""
@@ -155,7 +155,7 @@ async def judge(problem: Problem, program: str, tests: Sequence[Test], limits: L
 
 
 def _shown(run: ExecutionResult) -> str:
-    printed = run.stdout.rstrip()[:1000]
+    printed = run.printed.rstrip()[:1000]
     if run.ok:
         return printed
     errors = run.stderr.removeprefix(BUILT).strip().split("\n")
@@ -191,7 +191,7 @@ async def _judge_function(
         built=built,
         ran=any(returned for _, returned, _ in results),
         passed=tuple(passed for passed, _, _ in results) + (False,) * missing,
-        shown=tuple(shown for _, _, shown in results) + (_ending(run) or "(no result)",) * missing,
+        shown=tuple(without_addresses(shown) for _, _, shown in results) + (_ending(run) or "(no result)",) * missing,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import unicodedata
 from collections.abc import Iterator
 from decimal import Context
 
@@ -23,7 +24,8 @@ _LONGEST_LITERAL = 2000
 _AROUND = " \t\n*_`"
 _KIND = r"(?:(?:the|expected|sample|example|test|correct|standard) )*"
 _MARK = r"(?im)^(?P<mark>[ \t\-*•#_`]*)(?:[0-9]+[.)] )?"
-_END = r"(?: [0-9]+)?(?P<end>[ \t*_`]*:[ \t*_]*|[ \t*_`]*(?=\r?$))"
+# APPS has -----Sample Input----- and -----Sample Input:-----.
+_END = r"(?: [0-9]+)?(?P<end>[ \t*_`\-]*:[ \t*_\-]*|[ \t*_`\-]*(?=\r?$))"
 _INPUT = re.compile(rf"{_MARK}{_KIND}inputs?{_END}")
 """The label of an input, in a statement or a reply."""
 _OUTPUT = re.compile(rf"{_MARK}{_KIND}(?:outputs?|results?|return value){_END}")
@@ -34,6 +36,7 @@ _LONGEST_CALL = 2000
 _MOST_CALLS = 100
 _FEW = 60
 """Characters between an example's arguments and its result, in a sentence."""
+_GROUPED = re.compile(r"(?<=\d)_(?=\d)")
 _CONTEXT = Context(prec=200, traps=[])
 
 
@@ -131,7 +134,8 @@ def _words(text: str) -> list[str]:
 
 def _word(text: str) -> str:
     """Returns a word without markup and case, a number in one form."""
-    bare = text.strip(_MARKUP).casefold()
+    bare = unicodedata.normalize("NFKC", text).strip(_MARKUP).casefold()
+    bare = _GROUPED.sub("", bare)  # int() reads 1_0 as 10
     if len(bare) > 100 or NUMBER.fullmatch(bare) is None:
         return bare
     value = _CONTEXT.create_decimal(bare)

@@ -203,7 +203,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
             return Draft(text, None)
         result = await run_python(runnable(code))
         answer = self.parse_printed(result.stdout) if result.ok else None
-        return Draft(text, answer, result.stdout.strip()[:500], result.ok)
+        return Draft(text, answer, result.printed.strip()[:500], result.ok)
 
 
 class SingleAgent(DraftingGame[State, Answer]):

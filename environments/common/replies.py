@@ -45,6 +45,12 @@ def after_thoughts(reply: str) -> str:
     return split_thought(reply)[1][-READ:]
 
 
+def last_line(text: str) -> str:
+    """Returns the last line that is not blank and not the end of a code fence, without spaces around."""
+    lines = (line.strip() for line in reversed(text.split("\n")))
+    return next((line for line in lines if line.strip("`")), "")
+
+
 def without_echo(reply: str, prompt: str) -> str:
     """Returns a reply without the runs of `ECHO` and more words that its prompt has, in any case and layout."""
     told = prompt.casefold().split()

@@ -201,7 +201,7 @@ class MathPrograms(MathEnvironment):
         limits = LIMITS if self.packages else Limits()
         result = await run_python(runnable(code), limits=limits, libraries=self.packages)
         answer = parse_printed(result.stdout) if result.ok else None
-        return Attempt(reply, answer, result.stdout.strip()[-500:], result.ok)
+        return Attempt(reply, answer, result.printed.strip()[-500:], result.ok)
 
 
 @with_options

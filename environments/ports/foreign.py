@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import random
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from verl_atgrpo.environments.common.options import option_error
+from verl_atgrpo.sandbox.runner import without_addresses
 
 FAULTS = (
     ArithmeticError,
@@ -82,7 +82,7 @@ def canonical(value: object, _parents: tuple[int, ...] = ()) -> str:
         return inner(value.tolist())
     if type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
         return f"{type(value).__name__}{inner(vars(value))}"
-    return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
+    return without_addresses(repr(value))
 
 
 def unseeded(game: object, seed: int) -> dict[str, object]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from verl_atgrpo import EnvironmentConfigError, stable_hash
 from verl_atgrpo.environments.common.options import check_installed, option_error, with_options
+from verl_atgrpo.environments.common.replies import last_line
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load, seeded, unseeded
 from verl_atgrpo.environments.ports.replayed_game import Move, Refused, ReplayedGame
 
 _MARK = "Action:"
-_MARKUP = " *_`<>"
+_LABEL = re.compile(_MARK, re.IGNORECASE)
+_MARKUP = " *_`<>[]()\"'$"
 _LISTED = 100
 """Most actions that a prompt lists one by one if none is masked."""
 _TRIED = 8
@@ -178,10 +181,11 @@ class _Running:
     def _action(self, reply: str) -> int | str:
         text = reply.strip()
         if self._form.full:
-            mark, label, text = text.rpartition("\n")[2].strip().partition(_MARK)
-            if mark.strip(_MARKUP) or not label:
+            line = last_line(text)
+            label = _LABEL.search(line)
+            if label is None or (mark := line[: label.start()]).strip(_MARKUP):
                 raise Refused
-            text = text.strip().strip(mark).strip()
+            text = line[label.end() :].strip().strip(mark).strip()
         if self._legal is not None:
             if self._form.full and text.casefold() not in self._legal:
                 text = text.strip(f"{_MARKUP}.")

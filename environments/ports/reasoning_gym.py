@@ -40,6 +40,7 @@ _TAG, _END_TAG = re.compile("<answer>", re.IGNORECASE), re.compile("</answer>", 
 _LABELS = labels("(?!)", "(?:the )?final answer")
 _MARKUP = " \t\r\n*_`.$"
 _WRAPPED = re.compile(r"(?s)\*\*([^*]+)\*\*|`([^`]+)`|```\w*\n([^`]*?)\n?```|\$?\\boxed\{([^{}]*)\}\$?")
+_MATH = re.compile(r"(?s)\$([^$]+)\$|\\\((.+)\\\)|\\text\{([^{}]*)\}")
 _ASK = "Write the final answer, and nothing but it, into one <answer> element at the very end."
 
 
@@ -210,6 +211,8 @@ class ReasoningGym(Environment):
 
     def _paid(self, task: ReasoningTask, answer: str) -> float:
         gold = task.entry.get("answer")
+        if not (isinstance(gold, str) and _MATH.fullmatch(gold)):
+            answer = _bare(answer, _MATH)
         if repeats(answer, task.question) and not (isinstance(gold, str) and _flat(answer) == _flat(gold)):
             return 0.0
         return self._ask(self.dataset, self._options, task, answer)[0]
@@ -272,7 +275,7 @@ def parse_answer(reply: str, style: Style) -> str | None:
 
     `compact`: the whole reply. `full`: the last <answer> element, in any case, with only markup after it; without one,
     the text after `Final answer:` or in the last `\boxed{...}`, at the reply's end. Bold, code quotes, a fence or a
-    box around the whole answer are removed.
+    box around the whole answer are removed. Dollars are, too, where the data set's own answer has none (`_paid`).
     """
     text = reply.strip() if style == "compact" else _answer(after_thoughts(reply).strip())
     return text if text is not None and 0 < len(text) <= LONGEST else None
@@ -290,9 +293,9 @@ def _answer(text: str) -> str | None:
     return None
 
 
-def _bare(answer: str) -> str:
+def _bare(answer: str, wrapped: re.Pattern[str] = _WRAPPED) -> str:
     """Returns an answer without markup around the whole of it."""
-    while (match := _WRAPPED.fullmatch(answer)) is not None:
+    while (match := wrapped.fullmatch(answer)) is not None:
         answer = (match[match.lastindex or 0] or "").strip()
     return answer
 

@@ -14,9 +14,12 @@ _LONGEST = 1000
 """Characters of an answer, from its start, that are compared."""
 
 
-def normalised(text: str) -> str:
-    """Returns a text in lower case without punctuation, articles and surplus blanks (SQuAD, arXiv 1606.05250)."""
-    lower = "".join(char for char in text[:_LONGEST].lower() if char not in string.punctuation)
+def normalised(text: str, most: int | None = _LONGEST) -> str:
+    """Returns a text in lower case without punctuation, articles and surplus blanks (SQuAD, arXiv 1606.05250).
+
+    Of more than `most` characters, those at its start; None: all.
+    """
+    lower = "".join(char for char in text[:most].lower() if char not in string.punctuation)
     return " ".join(_ARTICLES.sub(" ", lower).split())
 
 
@@ -39,6 +42,9 @@ def _f1(said: str, answer: str) -> float:
 
 
 def contains(text: str, answers: Sequence[str]) -> bool:
-    """Returns whether a text has the words of an accepted answer in a row."""
-    words = f" {normalised(text)} "
-    return any(f" {normalised(answer)} " in words for answer in answers)
+    """Returns whether a text of any length has the words of an accepted answer in a row.
+
+    Nothing is asked of a text where the answer is yes or no, which texts do not say.
+    """
+    words, wanted = f" {normalised(text, None)} ", [normalised(answer) for answer in answers]
+    return any(answer in _CLOSED or f" {answer} " in words for answer in wanted)

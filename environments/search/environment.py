@@ -195,7 +195,8 @@ class SearchEnvironment(DataSetEnvironment[Question]):
             worth = [
                 self.score_search(wanted, task.corpus, seen, query).local for query in queries if query is not None
             ]
-            return Score(local=max(worth, default=0.0))
+            # Of calls side by side the mean: one of many would find something whatever the question.
+            return Score(local=sum(worth) / len(reply.calls))
 
         most = self.results * (_DOCUMENT + 1)
         return await use_tools(agent, prompt, [search], score, max_turns=turns, max_characters=most)
@@ -235,7 +236,7 @@ class Search(SearchEnvironment):
                 (_argument(call["function"]["arguments"], "question") or "")[:_QUESTION] for call in calls
             )
             worth = [self.score_question(task, earlier, question) for question in asked if question is not None]
-            return Score(local=max(worth, default=0.0))
+            return Score(local=sum(worth) / len(reply.calls))  # as in `look_up`
 
         system = (
             "You answer questions. A worker can search documents for you; it knows nothing but what you ask it. Ask "

@@ -90,11 +90,26 @@ def test_a_damaged_table(
     refused(CHECK, tmp_path, capsys, path)
 
 
-@pytest.mark.parametrize("tests", ["[" * 100_000, "7", "null", '{"fn_name": 3, "inputs": 4}', '{"inputs": [[1]]}'])
+ROW = {"question": "Add.", "input_output": '{"inputs": ["1"], "outputs": ["2"]}', "solutions": "[]"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            {"input_output": tests}
+            for tests in ("[" * 100_000, "7", "null", '{"fn_name": 3, "inputs": 4}', '{"inputs": [[1]]}')
+        ),
+        {"input_output": '{"inputs": ["1", null], "outputs": ["2", "3"]}'},
+        {"question": None},
+        {"question": " "},
+        {"solutions": "[3]"},
+    ],
+)
 def test_a_column_that_is_not_of_its_format(
-    tests: str, data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    wrong: dict[str, str | None], data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data.write_text(json.dumps({"question": "Add.", "input_output": tests, "solutions": "[]"}) + "\n")
+    data.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | wrong) + "\n")
     source = {"path": str(data), "format": "apps"}
     use(monkeypatch, data, name="code", train=source, val=source)
     refused(CHECK, tmp_path, capsys, data)

@@ -12,6 +12,8 @@ TESTS = (Exchange("3\n", "6\n"),)
 LABELLED = "Double it.\n\nInput: 3\nOutput: 6"
 SAMPLES = "Add them.\n\nExamples\n\nInput\n\n3\n1 2.5 30\n\nOutput\n\n33.5\n\nInput\n\n1\n7\n\nOutput\n\n7\n\nNote"
 ATCODER = "Sum.\n\nSample Input 1:\n\n4\n10 20 30 40\n\nSample Output 1:\n\n100\n\nThe sum of 10 to 40 is 100."
+APPS = "Double it.\n\n-----Sample Input-----\n7\n\n-----Sample Output-----\n14\n\nLong."
+CODECHEF = "Double it.\n\n-----Sample Input:-----\n7\n\n-----Sample Output:-----\n14\n\n-----Note:-----\nNone"
 PROSE = "Sum. For instance, the sum of 4 10 20 30 40 is 100 and nothing else."
 
 
@@ -42,6 +44,10 @@ PROSE = "Sum. For instance, the sum of 4 10 20 30 40 is 100 and nothing else."
         (ATCODER, "4\n10 20 30 40", "100", True),
         (ATCODER, "4\n10\n20\n30\n40\nend", "100", True),
         (ATCODER, "4\n10 20 30 41", "101", False),
+        *((statement, "7", "14", True) for statement in (APPS, CODECHEF)),
+        *((statement, "8", "16", False) for statement in (APPS, CODECHEF)),
+        ("Input: 10\nOutput: 20", "1_0", "20", True),  # as int() reads them
+        ("Input: 10\nOutput: 20", "\uff11\uff10", "20", True),
         (PROSE, "4\n10 20 30 40", "100", True),
         (PROSE, "4 10 20 30", "64", True),  # so many words of an input are no accident
         (PROSE, "4", "4", False),

@@ -17,6 +17,7 @@ from verl_atgrpo.environments.common.words import read_number, read_word
 from verl_atgrpo.environments.number_search import Search
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State
 from verl_atgrpo.environments.walk import DIRECTIONS, exact_steps, where_goal_lies
+from verl_atgrpo.play import contamination
 from verl_atgrpo.play.testing import Script
 from verl_atgrpo.play.types import EpisodeRecord
 
@@ -483,6 +484,14 @@ def test_a_curriculum_keeps_the_contract() -> None:
 
     scripts = {"gold": of_levels(gold), "legal": of_levels(legal)}
     check_environment("curriculum", options, **scripts, plays=100, tasks=10, bounds=(0, 1), floor=0.1)
+
+
+@pytest.mark.parametrize("name", ["walk", "walk_walls"])
+def test_sizes_that_share_goals_between_splits_are_found(name: str) -> None:
+    """No prompt tells the size, so a task of one size may be a validation task of another."""
+    leaks = make("curriculum", of={"name": name}, levels=[{"size": 4}, {"size": 5}])
+    assert list(contamination.overlaps(leaks, 200, 200))
+    assert not list(contamination.overlaps(make(name), 200, 200))
 
 
 @pytest.mark.parametrize("name", ["walk", "walk_walls", "number_search"])

@@ -191,7 +191,7 @@ def _games() -> list[Environment]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(_TEXT, st.sampled_from(["", "Moves: ", "Grid:\n", "Final answer: ", "\\boxed{", "<answer>", "```\n"]))
 def test_no_text_raises(text: str, mark: str) -> None:
     for environment in _games():

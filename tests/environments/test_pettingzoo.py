@@ -166,8 +166,17 @@ def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_repeats_the_pr
             ("Action: `up`.", True),
             ("Action: <up>", True),
             ("Action: UP.", True),
+            ("action: [up]", True),
+            ('Action: "up"', True),
+            ("```\nAction: up\n```", True),
         ),
-        *(("Go! Action: up", False), ("**up**", False), ("**", False), ("Action: up up", False)),
+        *(
+            ("Go! Action: up", False),
+            ("**up**", False),
+            ("**", False),
+            ("Action: up up", False),
+            ("reaction: up", False),
+        ),
     ],
 )
 def test_an_action_may_be_marked_up(reply: str, legal: bool) -> None:

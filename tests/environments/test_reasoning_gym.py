@@ -192,6 +192,17 @@ def test_an_answer_counts_only_in_the_agreed_format() -> None:
     assert env.parse(f"<answer>{'9' * 10_001}</answer>") is None
 
 
+def test_dollars_around_an_answer_cost_nothing() -> None:
+    sums = make("reasoning_gym", **SUMS)
+    task = sums.task("train", 0)
+    right = task.entry["answer"]
+    written = (right, f"${right}$", rf"\({right}\)", rf"$\text{{{right}}}$")
+    assert [asyncio.run(sums.grade(task, one)) for one in written] == [1, 1, 1, 1]
+    fractions = make("reasoning_gym", dataset="fraction_simplification", options={"styles": ["latex_inline"]})
+    task = fractions.task("train", 0)
+    assert task.entry["answer"].startswith("$") and asyncio.run(fractions.grade(task, task.entry["answer"])) == 1
+
+
 @pytest.mark.parametrize(
     "dataset",
     [

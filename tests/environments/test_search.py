@@ -60,6 +60,8 @@ def test_answers_in_texts_are_whole_words() -> None:
     assert normalised("  The U.S.A, an  apple ") == "usa apple"
     assert contains("It lies on the Adda, they say.", ("Adda",))
     assert not contains("It lies on the Addax.", ("Adda",))
+    assert contains("x " * 3000 + "Adda.", ("Adda",)), "results are longer than answers"
+    assert contains("They were born in Ohio.", ("yes",)), "no document says yes"
 
 
 # ------------------------------------------------------------------ the corpus
@@ -116,6 +118,20 @@ def worker(prompt: str, k: int) -> str:
     if "lives in Faro" in prompt:
         return "Faro"
     return called("search", query="Faro" if "Faro" in prompt else "Anna")
+
+
+def test_searches_side_by_side_earn_their_mean() -> None:
+    def all_names(prompt: str, k: int) -> str:
+        return "".join(called("search", query=name) for name in ("Anna", "Boris", "Carl", "Dora"))
+
+    record = played(Search(), {"planner": planner, "worker": all_names})
+    assert record_score(record, "worker.0") == Score(local=0.25)
+
+    def all_questions(prompt: str, k: int) -> str:
+        return called("ask_worker", question="Where does Anna live?") + called("ask_worker", question="Who is it?")
+
+    record = played(Search(), {"planner": all_questions, "worker": worker})
+    assert record_score(record, "planner.0") == Score(local=0.5)
 
 
 def test_a_planner_asks_a_worker_with_a_context_of_its_own() -> None:

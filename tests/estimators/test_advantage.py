@@ -126,11 +126,20 @@ def test_config_may_be_a_struct_dictconfig() -> None:
 
 def test_inflation_factors() -> None:
     # a: 0, 2 (mean 1, variance 1); b: 7 (mean 7, variance 0). All: mean 3, variance (9 + 1 + 16) / 3 = 26/3.
-    factors = inflation_factors(tensor(0, 7, 2), ["a", "b", "a"])
-    assert factors == pytest.approx({"a": (1 + 4) * 3 / 26, "b": (0 + 16) * 3 / 26})
-    assert inflation_factors(torch.full((8,), 0.1), ["a", "b"] * 4) == {"a": 1.0, "b": 1.0}
-    assert inflation_factors(tensor(3), ["a"]) == {"a": 1.0}
-    assert inflation_factors(tensor(), []) == {}
+    def factors(rewards: torch.Tensor, agents: list[str], *tasks: int) -> dict[str, float]:
+        return inflation_factors(rewards, agents, torch.tensor(tasks or [0] * len(agents)))
+
+    expected = {"a": (1 + 4) * 3 / 26, "b": (0 + 16) * 3 / 26}
+    assert factors(tensor(0, 7, 2), ["a", "b", "a"]) == pytest.approx(expected)
+    # A task whose rewards are a thousand times as large changes nothing, nor does one without spread.
+    twice = [*("a", "b", "a") * 2, "b"]
+    assert factors(tensor(0, 7, 2, 5000, 12000, 7000, 3), twice, 4, 4, 4, 9, 9, 9, 1) == pytest.approx(expected)
+    # Two tasks in which the agents earn alike: pooled over both, a's small spread would look like none.
+    apart = factors(tensor(0, 1, 0, 1, 8, 9, 8, 9), ["a", "a", "b", "b"] * 2, 0, 0, 0, 0, 1, 1, 1, 1)
+    assert apart == {"a": 1.0, "b": 1.0}
+    assert factors(torch.full((8,), 0.1), ["a", "b"] * 4) == {"a": 1.0, "b": 1.0}
+    assert factors(tensor(3), ["a"]) == {"a": 1.0}
+    assert factors(tensor(), []) == {}
 
 
 # --- traps of the reference code
@@ -204,4 +213,4 @@ def test_invalid_batches() -> None:
     with pytest.raises(ValueError, match=r"^at_grpo\.estimator: unknown preset 'nope'"):
         estimate(["a", "a"], [0, 1], {"at_grpo_estimator": "nope"})
     with pytest.raises(ValueError, match=r"^rewards: expected \(1,\) finite values, got shape \(2,\)$"):
-        inflation_factors(tensor(0, 1), ["a"])
+        inflation_factors(tensor(0, 1), ["a"], torch.zeros(1, dtype=torch.long))

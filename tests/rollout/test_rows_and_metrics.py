@@ -262,9 +262,10 @@ def test_step_metrics_by_hand() -> None:
         assert metrics[f"agent/{name}/rows"] == rows
         assert metrics[f"agent/{name}/response_length"] == 1.5  # one token and two
         assert metrics[f"agent/{name}/response_clipped"] == 0.5
-    # mu = .8, s^2 = .51; mean (r - mu)^2 of tool .86 / 4, of planner 4.24 / 6
-    assert metrics["agent/tool/inflation_factor"] == pytest.approx(0.86 / 4 / 0.51)
-    assert metrics["agent/planner/inflation_factor"] == pytest.approx(4.24 / 6 / 0.51)
+    # The solved task: mu = 3/4, s^2 = 11/16; sum of (r - mu)^2 of tool 10/16, of planner 34/16.
+    # The failed one: mu = 5/6, s^2 = 7/18; tool 4/18, planner 38/18.
+    assert metrics["agent/tool/inflation_factor"] == pytest.approx((10 / 11 + 4 / 7) / 4)
+    assert metrics["agent/planner/inflation_factor"] == pytest.approx((34 / 11 + 38 / 7) / 6)
     assert "agent/tool/turn_1/reward" not in metrics
     assert all(type(value) in (int, float) for value in metrics.values())
 

@@ -14,10 +14,11 @@ which one was drawn (`at: random`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from verl_atgrpo.play.environment import Environment, play
@@ -101,11 +102,7 @@ async def play_branched(
         points = trunk.points[:1]  # the continuations branch at the others
         ends = math.prod(point.k * options.continuations for point in trunk.points)
         if ends > MOST_ENDS:
-            raise EnvironmentConfigError(
-                f"at_grpo.branch.nested=true: this episode branches at {len(trunk.points)} decisions, which makes "
-                f"{ends:,} continuations, more than {MOST_ENDS:,}: name fewer with branch.at: {{<agent>: <n>}}, lower "
-                "candidates, or set nested to false"
-            )
+            raise too_many(f"{len(trunk.points)} decisions, which makes {ends:,} continuations")
     elif options.at == "random":
         points = [random.Random(stable_hash(seed, "branch")).choice(trunk.points)]
     else:
@@ -122,6 +119,14 @@ async def play_branched(
         if group is None or group.committed == NONE_COMMITTED:
             decisions.append(replace(one, trained=False))
     return EpisodeRecord([*decisions, *groups.values()], trunk.record.outcome)
+
+
+def too_many(what: str) -> EnvironmentConfigError:
+    """Returns the error for an episode with more continuations than `MOST_ENDS`."""
+    return EnvironmentConfigError(
+        f"at_grpo.branch.nested=true: this episode branches at {what}, more than {MOST_ENDS:,}: name fewer decisions "
+        "with branch.at: {<agent>: <n>}, lower candidates, or set nested to false"
+    )
 
 
 @dataclass(frozen=True)
@@ -157,9 +162,14 @@ class _Tree:
     make_team: MakeTeam
     options: BranchOptions
     frozen: Collection[str]
+    ends: Iterator[int] = field(default_factory=itertools.count)
+    """Numbers the episodes that are played."""
 
     async def play(self, name: str, replayed: Mapping[str, Replayed]) -> _Path:
         """Plays an episode that begins with the replayed decisions."""
+        # Continuations may branch at more decisions than the trunk, which ended early.
+        if next(self.ends) >= MOST_ENDS and self.options.nested:
+            raise too_many("decisions of its continuations, which makes more continuations")
         # A single candidate selects nothing: its score is called only where it is part of the reward.
         team = self.make_team(
             PlayMode("parallel", scored=self.options.score_weight != 0, path=name, replayed=replayed)

@@ -13,11 +13,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from verl_atgrpo.play.ratings import elo, results, score_of
+from verl_atgrpo.play.ratings import Rating, elo, results, score_of
 from verl_atgrpo.play.seeds import stable_hash
 
 _WINDOW = 32
 """Games against a past self, the last ones, that say how often it is beaten: the policy changes."""
+_MORE = 1.05
+"""So many times the games as at the last rating make a new one, which takes seconds after a thousand past selves."""
 
 
 class Opponent(NamedTuple):
@@ -69,6 +71,8 @@ class OpponentPool:
         """(The policy near this step, a multiple of `every`; the step of a past self) -> score and games."""
         self._rated: int | None = None
         """The policy as it is, of these."""
+        self._rating: tuple[float, Rating] | None = None
+        """A number of games, and that policy's rating by them."""
         self._last: list[tuple[str, float]] = []
         """Kind of opponent and reward of the games of the last step."""
 
@@ -125,19 +129,22 @@ class OpponentPool:
             score, number = self._games.get((label, opponent.step), (0.0, 0.0))
             self._games[label, opponent.step] = score + score_of(reward), number + 1
             self._rated = label
+        games = math.fsum(number for _, number in self._games.values())
+        if self._rated is not None and (self._rating is None or games >= _MORE * self._rating[0]):
+            self._rating = games, elo(self._games)[self._rated]
 
     def metrics(self) -> dict[str, float]:
         """Returns results of the last step by kind of opponent, the number of past selves, and the policy's rating.
 
-        The rating is in Elo points above the oldest past self, and of all games so far: later players are compared by
-        earlier ones.
+        The rating is in Elo points above the oldest past self, and of all games so far, or nearly (`_MORE`): later
+        players are compared by earlier ones.
         """
         found = {"opponents/past_selves": float(len(self.slots))} if "past" in self._weights else {}
         for kind in dict.fromkeys(kind for kind, _ in self._last):
             shares = results(reward for one, reward in self._last if one == kind)
             found |= {f"opponents/{kind}/{name}": share for name, share in shares.items()}
-        if self._rated is not None:
-            rating = elo(self._games)[self._rated]
+        if self._rating is not None:
+            _, rating = self._rating
             found |= {"opponents/elo": rating.points, "opponents/elo_margin": rating.margin}
         return found
 
@@ -149,6 +156,7 @@ class OpponentPool:
             "recent": {step: list(scores) for step, scores in self._recent.items()},
             "games": dict(self._games),
             "rated": self._rated,
+            "rating": self._rating,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -169,3 +177,4 @@ class OpponentPool:
         for step, scores in state["recent"].items():
             self._recent[step].extend(scores)
         self._games, self._rated = dict(state["games"]), state["rated"]
+        self._rating = state["rating"]

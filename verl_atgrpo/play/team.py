@@ -217,6 +217,8 @@ class Team:
         self._started.update((f"{scope.name}{agent}", scope.name))
         options, train = self._options, ask.train and agent not in self._opponents
         k = ask.candidates or (for_agent(options.agent_candidates, agent, options.candidates) if train else 1)
+        if ask.train and not train:
+            k = 1  # an opponent's best of K would play against single samples
         # Prompt and candidates follow.
         ended, policy = len(self.decisions), self._policies[agent]
         decision = Decision(

@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -67,6 +68,16 @@ class ExecutionResult:
     def ok(self) -> bool:
         """Whether the program ended with exit code 0 within all limits."""
         return self.returncode == 0 and not self.timed_out and not self.output_truncated
+
+    @property
+    def printed(self) -> str:
+        """Standard output as a prompt may show it: without addresses of memory, which differ between runs."""
+        return without_addresses(self.stdout)
+
+
+def without_addresses(text: str) -> str:
+    """Returns a text without the addresses in which Python's representations of objects end."""
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", text)
 
 
 @functools.cache

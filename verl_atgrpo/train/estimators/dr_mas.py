@@ -11,6 +11,8 @@ Source: arXiv 2602.08847, Eq. 5.
 
 from collections.abc import Sequence
 
+import torch
+
 from verl_atgrpo.train.estimators.arithmetic import deviations, group_sum, pairs, standardise
 from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
@@ -28,22 +30,26 @@ def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec, weights: Ten
     return standardise(values, scopes[spec.center_scope], spec, scale_groups, weights)
 
 
-def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float]:
+def inflation_factors(rewards: Tensor, agents: Sequence[str], tasks: Tensor) -> dict[str, float]:
     """Returns the factor by which pooled normalisation inflates each agent's gradient: (s_k^2 + (mu_k - mu)^2) / s^2.
 
-    With 1 the pooled statistics fit the agent; above 1 its updates are larger than with its own statistics. Uses
-    population variances, so that the row-weighted mean of the factors is 1. Without spread all are 1. Raises
-    ValueError for rewards of another shape than (N,) with N agents, or not finite.
+    With 1 the pooled statistics fit the agent; above 1 its updates are larger than with its own statistics. mu and s
+    are those of a task's rows, and an agent's factor is the mean over its rows, as no estimator pools tasks. Uses
+    population variances, so that the row-weighted mean of the factors is 1. Tasks without spread have no gradient and
+    do not count; an agent of such tasks alone has 1. Raises ValueError for rewards of another shape than (N,) with N
+    agents, or not finite.
     """
     if rewards.shape != (len(agents),) or not bool(rewards.isfinite().all()):
         raise ValueError(f"rewards: expected ({len(agents)},) finite values, got shape {tuple(rewards.shape)}")
     names = list(dict.fromkeys(agents))
     number = {name: position for position, name in enumerate(names)}
     codes = rewards.double().new_tensor([number[name] for name in agents]).long()
-    _, _, deviation = deviations(rewards.detach().double(), codes.new_zeros(len(codes)))
+    task, size, deviation = deviations(rewards.detach().double(), tasks)
     # The mean of (r - mu)^2 over the rows of agent k is s_k^2 + (mu_k - mu)^2.
     squares = deviation.square()
-    variance = squares.mean()
-    own = group_sum(squares, codes, len(names)) / codes.bincount(minlength=len(names))
-    factors = own / variance if variance > 0 else own.new_ones(len(own))
+    variance = (group_sum(squares, task, len(size)) / size)[task]
+    spread = variance > 0
+    rows = group_sum(spread.double(), codes, len(names))
+    ratios = group_sum((squares / variance).where(spread, squares), codes, len(names))
+    factors = (ratios / rows).where(rows > 0, torch.ones_like(rows))
     return dict(zip(names, map(float, factors.tolist()), strict=True))

@@ -96,6 +96,8 @@ def step_metrics(rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
     agent_of_row, names = factorise(agents)
     turn_of_row, prefixes = factorise([f"agent/{tags['agent']}/turn_{tags['turn']}" for tags in rows])
     of_frozen = (~columns.trained).long()
+    tasks, _ = factorise([tags["group"].partition(".")[0] for tags in rows])
+    inflated = inflation_factors(columns.reward, agents, tasks)
     return {
         **_ends("team", episodes),
         **{
@@ -108,7 +110,7 @@ def step_metrics(rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
         "team/zero_variance_groups": columns.without_signal(of_frozen, 2)[0].item(),
         **columns.by(agent_of_row, [f"agent/{agent}" for agent in names]),
         **columns.by(turn_of_row, [str(prefix) for prefix in prefixes]),
-        **{f"agent/{agent}/inflation_factor": one for agent, one in inflation_factors(columns.reward, agents).items()},
+        **{f"agent/{agent}/inflation_factor": factor for agent, factor in inflated.items()},
         **_entropies(rows),
     }
 
