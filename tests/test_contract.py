@@ -466,6 +466,30 @@ def test_what_is_not_awaited_is_named(forgotten: Any) -> None:
         check_environment(lambda: Forgetful(), gold=sums_gold)
 
 
+def test_a_decision_that_run_does_not_wait_for_is_named() -> None:
+    class Hasty(Sums):
+        async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+            begun.append(asyncio.create_task(team.checker.act("in passing")))
+            return await super().run(task, team)
+
+    begun: list[Any] = []
+    with pytest.raises(
+        EnvironmentContractError, match=r"^await: task \(train, 0\).*a decision of 'checker' .*: await it"
+    ):
+        check_environment(lambda: Hasty(), gold=sums_gold)
+
+
+def test_an_episode_without_a_decision_is_named() -> None:
+    class Lucky(Sums):
+        async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+            return Outcome(False)
+
+    with pytest.raises(
+        EnvironmentContractError, match=r"^decisions: task \(train, 0\).*run makes none, and a training"
+    ):
+        check_environment(lambda: Lucky())
+
+
 def test_other_warnings_are_passed_on() -> None:
     class Warns(Sums):
         async def run(self, task: tuple[int, int], team: Team) -> Outcome:

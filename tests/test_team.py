@@ -150,6 +150,7 @@ def test_greedy_commits_the_best_mixed_reward(
     async def workflow(team: Team) -> None:
         committed = await team.left.act("x", lambda text: scores[int(text)])
         assert committed.text == str(best)
+        assert f"{committed}" == str(best), "a prompt that quotes it tells no score"
         assert committed.score == scores[best]
 
     (decision,) = run(workflow, team).decisions

@@ -187,6 +187,8 @@ def _open(source: Mapping[str, Any], option: str) -> Rows:
                 raise option_error(f"{option}.{key}={source[key]!r} has no effect on a file: remove it")
         local = _fetched(path)
         return _open_table(local) if path.endswith(_TABLE) else _open_json(local)
+    if Path(path).is_file():
+        raise option_error(f"{option}.path={path!r}: a file ends in {', '.join(_JSON + _TABLE)}; convert or rename it")
     import datasets
 
     if source.get("split") is None:

@@ -385,6 +385,25 @@ def test_a_section_for_interpolations_is_a_recipes_own(named: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("actor", "actor_rollout_ref.actor"),
+        ("rollout", "actor_rollout_ref.rollout"),
+        ("model", "actor_rollout_ref.model"),
+        ("ref", "actor_rollout_ref.ref"),
+        ("temperature", "actor_rollout_ref.rollout.temperature"),
+    ],
+)
+def test_a_part_of_a_key_that_interpolations_name_is_no_section_of_its_own(key: str, meant: str) -> None:
+    """verl's have ${oc.select:actor_rollout_ref.actor.strategy}, and `actor.optim.lr` is soon written."""
+    config = copy.deepcopy(composed("plan_path_cpu")[0])
+    config[key] = {"optim": {"lr": 1e-5}} if key != "temperature" else 0.5
+    with pytest.raises(ConfigError, match=rf"^{key}=.*: neither verl .*, or did you mean {re.escape(meant)}\?"):
+        check_keys(View(config))
+
+
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["default_local_dir", "rollout_data_dir", "validation_data_dir", "project_name"])
 def test_a_folder_has_no_nul(name: str) -> None:
     config = copy.deepcopy(composed("plan_path_cpu")[0])

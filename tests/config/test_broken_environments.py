@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import random
 import re
 import sys
 from collections.abc import Iterator
@@ -125,6 +126,25 @@ class NumberAsFingerprint(Sound):
         return hash(task)
 
 
+class OtherEachTime(Sound):
+    def task(self, split: Split, index: int) -> Any:
+        return random.random()
+
+    def fingerprint(self, task: Any) -> Any:
+        return f"{task}"
+
+
+class AddressAsKey(Sound):
+    def task(self, split: Split, index: int) -> Any:
+        return (object(),)
+
+    def fingerprint(self, task: Any) -> Any:
+        return "always the same"
+
+    def task_key(self, task: Any) -> Any:
+        return str(task)
+
+
 class TextRaises(Sound):
     def dedup_text(self, task: Any) -> str:
         return task.text  # type: ignore[no-any-return]
@@ -172,6 +192,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (LaterTaskRaises, rf"making its tasks raised ZeroDivisionError: division by zero{HERE}"),
         (TaskExits, rf"task\('train', 0\) raised SystemExit: 3{HERE}"),
         (NumberAsFingerprint, r"NumberAsFingerprint\.fingerprint of task \(train, 0\) is -?\d+: return a text"),
+        (
+            OtherEachTime,
+            r"OtherEachTime\.fingerprint of task \(train, 0\) is '0\.\d+', and another text when",
+        ),
+        (
+            AddressAsKey,
+            r"AddressAsKey\.task_key of task \(train, 0\) is '.*', and another text when the task is made again: draw",
+        ),
         (TextRaises, rf"dedup_text of task \(train, 0\) raised AttributeError: .*{HERE}"),
     ],
 )
@@ -183,6 +211,7 @@ def test_a_broken_environment_is_one_line(kind: type[Environment], told: str) ->
     ("source", "told"),
     [
         ("import no_such_package_at_all", "No module named 'no_such_package_at_all'"),
+        ("import broken_module.part", "No module named 'broken_module.part'"),
         ("1 / 0", r"importing broken_module raised ZeroDivisionError: division by zero \(.*broken_module\.py:1\)"),
         ("def f(:\n    pass", r"importing broken_module raised SyntaxError: .*broken_module\.py, line 1"),
         ("import sys; sys.exit(2)", r"importing broken_module raised SystemExit: 2 \(.*broken_module\.py:1\)"),
@@ -196,6 +225,14 @@ def test_a_module_that_cannot_be_imported_is_one_line(
     (tmp_path / "broken_module.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert re.search(told, refusal("broken_module:Env"))
+
+
+@pytest.mark.parametrize("module", ["not_there", "not_there.inside"])
+def test_a_module_that_is_not_there_may_be_put_on_the_path(module: str) -> None:
+    told = refusal(f"{module}:Env")
+    assert told.endswith(
+        "No module named 'not_there'; put the folder that it is in on the path: export PYTHONPATH=<folder>"
+    )
 
 
 @pytest.mark.parametrize("size", [64.0, "64", True, -1, [64], 1e3])

@@ -150,6 +150,16 @@ def test_damaged_files_are_refused_with_one_line(name: str, tmp_path: Path) -> N
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "ROWS.JSONL", "rows"])
+def test_a_file_of_another_kind_is_not_looked_for_on_the_hub(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("question,answer\n")
+    path = str(tmp_path / name)
+    with pytest.raises(
+        EnvironmentConfigError, match=r"^at_grpo\.environment\.train\.path=.*: a file ends in \.jsonl, "
+    ):
+        list(read_records({"path": path, "split": "train"}, "train", COLUMNS))
+
+
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.jsonl"
     path.write_text("\n")

@@ -42,7 +42,7 @@ def check_first_tasks(env: Environment, name: object) -> None:
         if tasks_of(env, split) == 0:
             continue
         with asking(name, f"task({split!r}, 0)"):
-            task = env.task(split, 0)
+            task, again = env.task(split, 0), env.task(split, 0)
         for method in ("fingerprint", "task_key", "dedup_text"):
             with asking(name, f"{method} of task ({split}, 0)"):
                 text = getattr(env, method)(task)
@@ -50,6 +50,14 @@ def check_first_tasks(env: Environment, name: object) -> None:
                 raise EnvironmentConfigError(
                     f"at_grpo.environment.name={name!r}: {type(env).__name__}.{method} of task ({split}, 0) is "
                     f"{text!r:.200}: return a text"
+                )
+            with asking(name, f"{method} of task ({split}, 0)"):
+                same = getattr(env, method)(again) == text
+            if not same:
+                raise EnvironmentConfigError(
+                    f"at_grpo.environment.name={name!r}: {type(env).__name__}.{method} of task ({split}, 0) is "
+                    f"{text!r:.80}, and another text when the task is made again: draw from random.Random("
+                    "stable_hash(split, index)), and name what the task consists of"
                 )
 
 

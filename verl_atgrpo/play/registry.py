@@ -103,7 +103,12 @@ def load(name: str) -> Callable[..., Environment]:
             module = importlib.import_module(module_name)
     except EnvironmentConfigError as error:
         if isinstance(error.__cause__, ImportError):  # says all
-            raise EnvironmentConfigError(f"at_grpo.environment.name={name!r}: {error.__cause__}") from error.__cause__
+            missing = (error.__cause__.name or "") if isinstance(error.__cause__, ModuleNotFoundError) else ""
+            own = missing and f"{module_name}.".startswith(f"{missing}.")
+            hint = "; put the folder that it is in on the path: export PYTHONPATH=<folder>" if own else ""
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.name={name!r}: {error.__cause__}{hint}"
+            ) from error.__cause__
         raise
     factory = getattr(module, attribute, None)
     if not callable(factory):

@@ -357,9 +357,17 @@ class WatchedTeam(ScriptedTeam):
         self.policies.update({agent: _EndingPolicy(script) for agent, script in scripts.items()})
         self.trial, self.name, self.probes = trial, name, probes
         self.requested = self.probed = 0
+        self.unfinished: list[str] = []
+        """Agents of decisions that were begun."""
+        self.cut: list[str] = []
+        """Those of the decisions that had not ended when the episode did."""
         self._order = asyncio.Lock()
         self.fault: EnvironmentContractError | ScriptError | None = None
         """The first error, kept because an environment may catch what a decision raises."""
+
+    async def close(self) -> None:
+        self.cut = list(self.unfinished)
+        await super().close()
 
     @property
     def left_over(self) -> list[str]:
@@ -368,6 +376,7 @@ class WatchedTeam(ScriptedTeam):
 
     async def _decide(self, agent: str, ask: Ask) -> Candidate:
         prompt = ask.prompt
+        self.unfinished.append(agent)
         try:
             if self.fault is not None:
                 raise self.fault
@@ -388,6 +397,8 @@ class WatchedTeam(ScriptedTeam):
         except (EnvironmentContractError, ScriptError) as fault:
             self.fault = self.fault or fault
             raise
+        finally:
+            self.unfinished.remove(agent)
 
     async def _probe(self, agent: str, ask: Ask, score: Callable[[Any], Awaitable[Score]]) -> None:
         policy, messages = self.policies[agent], as_messages(ask.prompt)
@@ -493,6 +504,8 @@ def _check_episodes(trial: Trial, gold: Scripts | None, exploits: Sequence[Scrip
     played: dict[str, EpisodeRecord] = {}
     for name in teams:
         played[name] = _play_twice(trial, task, name, teams)
+        if not played[name].decisions:
+            raise trial.fault("decisions", name, "run makes none, and a training ends at such an episode")
         if name in HOSTILE or name == "medley":
             _check_earns_nothing(trial, name, played[name])
     if gold is not None:
@@ -543,6 +556,9 @@ async def _play(trial: Trial, task: object, team: WatchedTeam) -> EpisodeRecord 
             if (text := str(one.message)).endswith("was never awaited"):
                 raise trial.fault("await", team.name, f"{text}: write await before it")
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        if team.cut:
+            what = f"run ended before a decision of {team.cut[0]!r} that it had begun, which is lost: await it"
+            raise trial.fault("await", team.name, what)
         return record
     except OutcomeError as error:
         team.fault = trial.fault("outcome", team.name, str(error))

@@ -207,6 +207,10 @@ class Candidate:
     reply: Reply | None = None
     """The parsed answer, at a decision with tools."""
 
+    def __str__(self) -> str:
+        """Returns its text: a prompt that quotes a candidate must not tell its score."""
+        return self.text
+
     @property
     def text(self) -> str:
         """What the answer says, without its thoughts and, at a decision with tools, its calls."""

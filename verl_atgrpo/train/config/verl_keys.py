@@ -122,7 +122,9 @@ def _check_tops(view: View) -> None:
                 )
             continue
         others = (str(text) for other, text in view.written.items() if other.partition(".")[0] != key)
-        if not any("${" in text and re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", text) for text in others):
+        # Not a part of another key, as in ${oc.select:actor_rollout_ref.actor.strategy}.
+        named = re.compile(rf"(?<![\w-])(?<!\w\.){re.escape(key)}(?![\w-])")
+        if not any("${" in text and named.search(text) for text in others):
             shown = shown_as(value) if not isinstance(value, Mapping) else "..."
             raise ConfigError(
                 f"{key}={shown:.100}: neither verl nor the section {SECTION} has such a key at the top level, and no "
@@ -151,6 +153,7 @@ def _meant(key: str, value: Any) -> str:
     plain = key.lower().replace("-", "_")
     places = {name: name for name in (*_tops(), SECTION)}
     places = {full.rpartition(".")[2]: full for full in reversed(verls_defaults())} | places
+    places |= {name: f"{ACTOR}.{name}" for name in ("actor", "rollout", "model", "ref")}
     places |= {name: f"{SECTION}.{name}" for name in _ours()}
     places |= {full: full for full in (*verls_defaults(), *(f"{SECTION}.{name}" for name in _ours()))}
     close = difflib.get_close_matches(plain, places, n=1, cutoff=0.75)
