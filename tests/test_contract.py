@@ -479,6 +479,30 @@ def test_a_decision_that_run_does_not_wait_for_is_named() -> None:
         check_environment(lambda: Hasty(), gold=sums_gold)
 
 
+def test_scores_that_come_later_are_inside_the_bounds_too() -> None:
+    class Later(Sums):
+        async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+            await team.settle(await team.checker.act("first"), lambda text: Score(team=50.0))
+            return await super().run(task, team)
+
+    with pytest.raises(EnvironmentContractError, match=r"^score: task \(train, 0\).*'checker' gets Score\(team=50\.0"):
+        check_environment(lambda: Later(), gold=sums_gold)
+
+
+def test_judges_of_replies_that_are_tried_are_no_decisions_of_the_episode() -> None:
+    class Judging(Sums):
+        async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+            async def by_judge(reply: str) -> Score:
+                await team.checker.act("judge")
+                return Score()
+
+            for _ in range(8):
+                await team.checker.act("first", by_judge)
+            return await super().run(task, team)
+
+    check_environment(lambda: Judging(), gold=sums_gold, max_decisions=40)
+
+
 def test_an_episode_without_a_decision_is_named() -> None:
     class Lucky(Sums):
         async def run(self, task: tuple[int, int], team: Team) -> Outcome:

@@ -145,7 +145,7 @@ def test_only_a_step_with_a_number_is_exported(tmp_path: Path, capsys: pytest.Ca
 def test_an_evaluation_may_be_of_what_is_in_a_mixture_or_curriculum(tmp_path: Path) -> None:
     with ResultFile(tmp_path / "walk.jsonl", {"environment": {"name": "walk"}}, {}) as results:
         results.add(EpisodeRow(0, "", 0, 0, True, 1.0, {}, 1, 1, {}, None, 0.0))
-    mixture = {"name": "mixture", "parts": {"walk": {}, "hard": {"name": "walk_walls"}}}
+    mixture = {"name": "mixture", "parts": {"walk": None, "hard": {"name": "walk_walls"}}}
     for environment in (mixture, {"name": "curriculum", "of": {"name": "walk"}, "levels": []}):
         run = Run(about={"section": {"environment": environment}})
         assert measured_by(tmp_path / "walk.jsonl", run).startswith("100.0% of 1 tasks solved")

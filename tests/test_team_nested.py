@@ -43,6 +43,38 @@ def test_a_score_may_decide_and_its_groups_are_named_by_the_candidate() -> None:
     assert groups == {f"u.0.{name}" for name in names(record)}
 
 
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_cancelled_decision_leaves_nothing_of_its_judge(settled: bool) -> None:
+    """As by a time-out around `act`, or a client that disconnects: the episode goes on without it."""
+
+    async def workflow(team: Team) -> None:
+        judged_once = asyncio.Event()
+
+        async def by_judge(text: str) -> Score:
+            await team.right.act(f"how good is {text}?", rewarded(0, 1))
+            if judged_once.is_set():
+                await asyncio.Event().wait()
+            judged_once.set()
+            return Score()
+
+        async def decide() -> None:
+            if settled:
+                await team.settle(await team.left.act("solve"), by_judge)
+            else:
+                await team.left.act("solve", by_judge)
+
+        begun = asyncio.create_task(decide())
+        await judged_once.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        begun.cancel()
+        await asyncio.wait([begun])
+        await team.left.act("go on")
+
+    record = run(workflow, team_of(candidates=2)[0])
+    assert names(record) == (["left.0", "left.1"] if settled else ["left.1"])
+
+
 def test_seeds_and_rows_of_scores_do_not_depend_on_which_candidate_is_faster() -> None:
     def seen(slow: int) -> tuple[list[Any], list[str]]:
         async def answer(decision_id: str, index: int) -> str:

@@ -8,6 +8,8 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
 from typing import Annotated, Any
 
 import pytest
@@ -118,6 +120,38 @@ def test_two_tools_of_one_name_are_refused() -> None:
 )
 def test_a_call_and_what_it_comes_to(name: str, arguments: str, text: str, failed: bool) -> None:
     assert run_call(name, arguments) == (text, failed)
+
+
+@dataclass
+class Hit:
+    title: str
+    stock: int
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ([Hit("lamp", 7)], '[{"title": "lamp", "stock": 7}]'),
+        ({(0, 1): "wall"}, '{"0,1": "wall"}'),
+        ({"at": date(2026, 11, 30)}, '{"at": "2026-11-30"}'),
+        ({"of": Tool}, '{"of": "<class \'verl_atgrpo.play.tools.Tool\'>"}'),
+    ],
+)
+def test_typed_results_are_json(result: Any, told: str) -> None:
+    def give() -> Any:
+        return result
+
+    assert bounded(observe(tools_of([give]), ToolCall("give", "{}"))).text == told
+
+
+def test_a_partial_function_has_the_functions_name_and_docstring() -> None:
+    def move(board: str, way: str) -> str:
+        """Moves the box."""
+        return f"{board} {way}"
+
+    tool = Tool.of(functools.partial(functools.partial(move), "A board:"))
+    assert (tool.name, tool.description) == ("move", "Moves the box.")
+    assert bounded(observe((tool,), ToolCall("move", '{"way": "up"}'))).text == "A board: up"
 
 
 def first(word: str) -> str:

@@ -147,6 +147,11 @@ def test_values_under_the_pointer(browser: Browser) -> None:
     assert browser.texts(".panel:first-child .legend li") == ["validation100", "training75", "at step 3"]
 
 
+def test_whole_numbers_are_shown_whole(browser: Browser) -> None:
+    shown = browser.chromium.execute_script("return [1236, 12345, 0.98765, 1e7, -0.00001].map(short)")
+    assert shown == ["1236", "12345", "0.988", "1.0e+7", "-1.0e-5"]
+
+
 def test_earlier_and_later_steps_of_a_task(browser: Browser) -> None:
     # The last validation is open; one step earlier is the first one, of the same task.
     assert browser.texts("#shown strong") == ["Step 3, task 0"]

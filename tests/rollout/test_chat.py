@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 from typing import Any
 
@@ -168,6 +169,34 @@ def test_the_family_of_the_model_decides_the_form() -> None:
     (call,) = parsed(text, "qwen3_coder").calls
     assert (call.name, call.arguments) == ("search", '{"query": "7"}')
     assert parsed(text).unparsed == 1
+
+
+class Size(enum.Enum):
+    ONE = "1"
+    TWO = "2"
+
+
+def find(title: str, isbn: str | None = None, size: Size = Size.ONE, tag: str | list[str] = "", count: int = 0) -> str:
+    """Finds a book."""
+    return f"{title} {isbn} {size.value} {tag} {count}"
+
+
+@pytest.mark.parametrize(
+    ("family", "argument"),
+    [
+        ("qwen3_coder", "<parameter={}>\n{}\n</parameter>\n"),
+        ("glm", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"),
+    ],
+)
+def test_a_text_that_looks_like_a_number_stays_one_where_it_may_be_a_text(family: str, argument: str) -> None:
+    given = {"title": "1984", "isbn": "9780451524935", "size": "2", "tag": "true", "count": "3"}
+    inside = "".join(argument.format(*one) for one in given.items())
+    named = f"\n<function=find>\n{inside}</function>\n" if family == "qwen3_coder" else f"find\n{inside}"
+    one, tool = chat(family), Tool.of(find)
+    ids = one.tokenizer.encode(f"<tool_call>{named}</tool_call>")
+    (call,) = asyncio.run(one.parse(ids, [tool])).calls
+    assert tool.function is not None
+    assert asyncio.run(tool.function(call.arguments)) == "1984 9780451524935 2 true 3"
 
 
 def test_a_lone_surrogate_in_a_call_can_be_encoded() -> None:

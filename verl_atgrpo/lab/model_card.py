@@ -41,7 +41,7 @@ def measured_by(evaluation: Path, run: records.Run) -> str:
 def _environments(environment: Mapping[str, Any]) -> set[str]:
     """Returns the name of a run's environment, and of those in a mixture or curriculum."""
     parts = environment.get("parts") or {}
-    inner = (environment.get("of") or {}).get("name"), *(part.get("name", key) for key, part in parts.items())
+    inner = (environment.get("of") or {}).get("name"), *((part or {}).get("name", key) for key, part in parts.items())
     return {name for name in (environment.get("name"), *inner) if name}
 
 

@@ -129,9 +129,9 @@ class OpponentPool:
             score, number = self._games.get((label, opponent.step), (0.0, 0.0))
             self._games[label, opponent.step] = score + score_of(reward), number + 1
             self._rated = label
-        games = math.fsum(number for _, number in self._games.values())
-        if self._rated is not None and (self._rating is None or games >= _MORE * self._rating[0]):
-            self._rating = games, elo(self._games)[self._rated]
+        rated = math.fsum(number for _, number in self._games.values())
+        if self._rated is not None and (self._rating is None or rated >= _MORE * self._rating[0]):
+            self._rating = rated, elo(self._games)[self._rated]
 
     def metrics(self) -> dict[str, float]:
         """Returns results of the last step by kind of opponent, the number of past selves, and the policy's rating.

@@ -235,11 +235,19 @@ class Team:
             return decision.candidates[decision.committed]
         except (NotNeeded, MessageError):  # nothing was sampled, so the caller may ask otherwise
             raise
+        except asyncio.CancelledError:
+            self._forget(f"{decision.name}.")
+            raise
         except Exception as failure:
             self.failure = self.failure or failure
             raise
         finally:
             self._active.discard(running)
+
+    def _forget(self, beginning: str) -> None:
+        """Removes the decisions of scores that were cancelled: there is no candidate that they belong to."""
+        for scope in [scope for scope in self._nested if scope.startswith(beginning)]:
+            del self._nested[scope]
 
     def _scope(self) -> Scope:
         """Returns the scope of the running task: `run`, or the score of a candidate."""
@@ -273,6 +281,11 @@ class Team:
             raise asyncio.CancelledError("the episode has ended")
         try:
             return await self._settle(reply, score)
+        except asyncio.CancelledError:
+            for decision in self.decisions:
+                if decision.candidates[decision.committed] is reply:
+                    self._forget(f"{decision.name}.")
+            raise
         except Exception as failure:
             self.failure = self.failure or failure
             raise

@@ -25,6 +25,7 @@ from verl_atgrpo.play.decision import Ask
 from verl_atgrpo.play.environment import Environment, play
 from verl_atgrpo.play.environment_check import check_declared
 from verl_atgrpo.play.messages import as_messages
+from verl_atgrpo.play.scoring import ScoreFunction
 from verl_atgrpo.play.scripted import ScriptedPolicy, ScriptedTeam
 from verl_atgrpo.play.types import (
     Candidate,
@@ -380,7 +381,7 @@ class WatchedTeam(ScriptedTeam):
         try:
             if self.fault is not None:
                 raise self.fault
-            self.requested += 1
+            self.requested += not self._scope().name.startswith("probe.")
             if self.requested > self.trial.max_decisions:
                 raise self.trial.fault("end", self.name, f"none after {self.trial.max_decisions} decisions")
             if not is_prompt(prompt):
@@ -399,6 +400,10 @@ class WatchedTeam(ScriptedTeam):
             raise
         finally:
             self.unfinished.remove(agent)
+
+    async def settle(self, reply: Candidate, score: ScoreFunction) -> Candidate:
+        own = (one.agent for one in self.decisions if any(candidate is reply for candidate in one.candidates))
+        return await super().settle(reply, functools.partial(self._checked, next(own, "settle"), Ask("", score)))
 
     async def _probe(self, agent: str, ask: Ask, score: Callable[[Any], Awaitable[Score]]) -> None:
         policy, messages = self.policies[agent], as_messages(ask.prompt)

@@ -56,8 +56,12 @@ class Tool:
         # Here, because environments without tools are imported by programs that need no pydantic.
         from pydantic import TypeAdapter
         from pydantic.errors import PydanticUserError
+        from pydantic_core import to_jsonable_python
 
-        name = getattr(source, "__name__", type(source).__name__)
+        own = inspect.unwrap(source)
+        while isinstance(own, functools.partial):
+            own = own.func
+        name = getattr(own, "__name__", type(own).__name__)
         untyped = [
             parameter.name
             for parameter in inspect.signature(source).parameters.values()
@@ -78,9 +82,11 @@ class Tool:
             result = run() if decides else await _in_thread(run)
             if inspect.isawaitable(result):  # of a decorated coroutine function, too
                 result = await result
-            return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+            if isinstance(result, str):
+                return result
+            return json.dumps(to_jsonable_python(result, fallback=str), ensure_ascii=False)
 
-        return cls(name, inspect.getdoc(source) or "", _untitled(parameters), call, in_order=decides)
+        return cls(name, inspect.getdoc(own) or "", _untitled(parameters), call, in_order=decides)
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -34,6 +34,8 @@ _TAIL = 16
 """Tokens at the end of a prompt in which a template may begin a thought."""
 _SHAPES = 4096
 """Conversations by their roles that are remembered."""
+_WITHOUT_TYPES = ("glm", "minimax", "seed")
+"""verl's parsers that read what looks like JSON as that, whatever the tool says."""
 _SAME = {"developer": "system", "function": "tool"}
 """OpenAI's other names of roles, which chat templates do not know."""
 _NO_WORD = r"(?<![^\W\d_])"
@@ -223,7 +225,8 @@ class Chat:
         # In a thread and loop of its own: the parsers wait for asyncio's pool, which sync frameworks may have filled.
         extract = functools.partial(self._parser.extract_tool_calls, ids, _schemas(tools))
         left, found = await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: asyncio.run(extract()))
-        calls = tuple(ToolCall(valid(call.name), valid(call.arguments)) for call in found)
+        arguments = _with_texts if self.format in _WITHOUT_TYPES else lambda call, tools: call.arguments
+        calls = tuple(ToolCall(valid(call.name), valid(arguments(call, tools))) for call in found)
         calls = tuple(call for call in calls if _depth(call.arguments) <= _DEEPEST)
         # What is left has the token that ended it, of which a family may have several.
         kept = self._special.sub("", left) if calls and self.format != "gpt-oss" else said
@@ -303,12 +306,39 @@ def _schemas(tools: Sequence[Tool]) -> list[Any]:
     from verl.tools.schemas import OpenAIFunctionToolSchema
 
     def typed(tool: Tool) -> dict[str, Any]:
-        properties = tool.parameters.get("properties") or {}
-        known = {name: one for name, one in properties.items() if isinstance(one, Mapping)}  # `true` is a schema, too
-        types = {name: {"type": one.get("type", "object")} for name, one in known.items()}
+        types = {name: {"type": kind} for name, kind in _kinds(tool).items()}
         return {**tool.schema["function"], "parameters": {"type": "object", "properties": types}}
 
     return [OpenAIFunctionToolSchema(type="function", function=typed(tool)) for tool in tools]
+
+
+def _kinds(tool: Tool) -> dict[str, str]:
+    """Returns the type of each argument: a text, if it may be one, as what looks like a number may be a text, too."""
+    properties, known = tool.parameters.get("properties") or {}, tool.parameters.get("$defs") or {}
+
+    def kind_of(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+        name = str(schema.get("$ref", "")).rpartition("/")[2]
+        schema = {**schema, **known.get(name, {})}
+        inner = {other: one for other, one in known.items() if other != name}
+        parts = [part for key in ("anyOf", "oneOf", "allOf") for part in schema.get(key) or ()]
+        given = schema.get("type", [])
+        kinds = [given] if isinstance(given, str) else list(given)
+        kinds += [kind_of(part, inner) for part in parts if isinstance(part, Mapping)]
+        kinds = [kind for kind in kinds if kind != "null"]
+        return "string" if "string" in kinds else kinds[0] if kinds else "object"
+
+    # `true` is a schema, too.
+    return {name: kind_of(one, known) for name, one in properties.items() if isinstance(one, Mapping)}
+
+
+def _with_texts(call: Any, tools: Sequence[Tool]) -> str:
+    """Returns a call's arguments with those as texts that are to be: verl's parser has taken 1984 for a number."""
+    (kinds,) = [_kinds(tool) for tool in tools if tool.name == call.name] or [{}]
+    given = json.loads(call.arguments)
+    for name, value in given.items():
+        if kinds.get(name) == "string" and not isinstance(value, str | None):
+            given[name] = json.dumps(value, ensure_ascii=False)
+    return json.dumps(given, ensure_ascii=False)
 
 
 def _for_template(message: Message) -> dict[str, Any]:

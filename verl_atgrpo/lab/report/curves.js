@@ -24,10 +24,11 @@ function shape(tag, attributes, text) {
   return node;
 }
 
-/** Returns a number with three significant digits. */
+/** Returns a number with three significant digits, a whole one with all. */
 function short(value) {
   if (typeof value !== "number") return String(value);
   const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e6) return String(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(1);
   return String(Number(value.toPrecision(3)));
 }
