@@ -136,7 +136,7 @@ VERLS = {
     "+ray_kwargs.ray_init.dashboard": ("false",),
     "+ray_kwargs.ray_init.adress": ("auto",),
     f"{_M}.external_lib": ("no_such_module_at_all", "os.nowhere", "'a b'", "..x", "math/x"),
-    f"{_R}.quantization": ("int3", "FP8", "qlora"),
+    f"{_R}.quantization": ("int3", "FP8", "qlora", "awq"),
 }
 """Key -> values that are refused in `plan_path_cpu`."""
 ENVIRONMENTS = {

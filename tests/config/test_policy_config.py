@@ -9,10 +9,13 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo import platform_choice
+from verl_atgrpo.train.config import policy_rules
+from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.policies import config_of_host, config_of_policy, expand_policies
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import EXPANDED, ConfigError
 from verl_atgrpo.train.config.section import parse_section, read_section
+from verl_atgrpo.train.config.view import View
 
 ROLES = "plan_path_qwen3_1p7b +roles=tool_user_planner +placement=colocated"
 
@@ -101,6 +104,7 @@ AGENTS = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: pl
         ("actor: {ppo_max_token_len_per_gpu: 6143}", "actor.ppo_max_token_len_per_gpu=6143: .* at least 6144"),
         ("rollout: {log_prob_max_token_len_per_gpu: 6143}", "rollout.log_prob_max_token_len_per_gpu=6143"),
         ("rollout: {tensor_model_parallel_size: 3}", "rollout.tensor_model_parallel_size=3: .* has 8 devices"),
+        ("rollout: {tensor_model_parallel_size: 16}", "rollout.tensor_model_parallel_size=16: .* has 8 devices"),
         ("rollout: {n_gpus_per_node: 4}", "rollout.n_gpus_per_node=4: .* 8 devices of a node"),
         ("rollout: {response_length: 64}", "rollout.response_length=64 has no effect"),
         ("actor: {optim: {lr: 1e-6}}", "actor.optim: set at_grpo.policies.planner.optim"),
@@ -117,6 +121,16 @@ def test_what_holds_for_the_job_holds_for_every_policy(compose: Any, block: str,
     config = compose(ROLES, *QUICK, f"+at_grpo.policies.planner={{{block}}}")
     with pytest.raises(ConfigError, match=f"at_grpo.policies.planner.{message}"):
         check_run(config)
+
+
+@pytest.mark.parametrize(("size", "nodes", "fits"), [(12, 3, False), (6, 3, False), (16, 2, True), (4, 3, True)])
+def test_a_server_is_on_whole_nodes_or_on_a_part_of_one(compose: Any, size: int, nodes: int, fits: bool) -> None:
+    given = (f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}", f"trainer.nnodes={nodes}")
+    config = compose(
+        "plan_path_qwen3_1p7b", "data.train_batch_size=48", "actor_rollout_ref.actor.ppo_mini_batch_size=48", *given
+    )
+    found = list(policy_rules.of_servers(*Job(View(config), read_section(config)).policies.values()))
+    assert found == [] if fits else found[0].startswith(f"{given[0]}: a server of {size} devices (")
 
 
 def test_an_adapter_of_the_only_policy_leaves_the_whole_model_out_as_well(compose: Any) -> None:
@@ -310,6 +324,11 @@ ADAPTER = "lora: {rank: 16}"
             f"base: one, {ADAPTER}, actor: {{strategy: fsdp}}",
             f"base: one, {ADAPTER}, actor: {{strategy: fsdp}}",
             "tool_user.actor.strategy=fsdp: adapters that share a base need fsdp2",
+        ),
+        (
+            f"base: one, {ADAPTER}, actor: {{fsdp_config: {{reshard_after_forward: false}}}}",
+            f"base: one, {ADAPTER}, actor: {{fsdp_config: {{reshard_after_forward: false}}}}",
+            "tool_user.actor.fsdp_config.reshard_after_forward=False: adapters that share a base need True",
         ),
         (
             f"base: one, {ADAPTER}, model: {{lora: {{merge: true}}}}",

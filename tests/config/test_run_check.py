@@ -119,6 +119,41 @@ def test_a_bucket_of_weights_fits_into_shared_memory(compose: Any, monkeypatch: 
     check(machine_rules.of_shared_memory("", compose("plan_path_cpu").actor_rollout_ref.rollout))  # 16 MiB
 
 
+def test_a_bucket_of_weights_holds_the_largest(compose: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """verl asserts it, after everything has started."""
+    from fakes.fsdp_rows import save_model
+
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
+    save_model(tmp_path)
+    rollout = compose("plan_path_cpu").actor_rollout_ref.rollout
+    small, large = (SimpleNamespace(vocab_size=vocabulary, hidden_size=1024) for vocabulary in (4096, 4097))
+    check(machine_rules.of_bucket("", rollout, small))  # 16 MiB
+    with pytest.raises(ConfigError, match=r"update_weights_bucket_megabytes=16: .* embedding has 17 MiB, .* at least"):
+        check(machine_rules.of_bucket("", rollout, large))
+    rollout.dtype = "bfloat16"
+    check(machine_rules.of_bucket("", rollout, large))
+    monkeypatch.setattr(machine_rules, "of_bucket", lambda key, rollout, text: [f"{key}: {text.vocab_size}"])
+    with pytest.raises(ConfigError, match=r"^actor_rollout_ref: \d+$"):
+        check_cpu(compose("plan_path_cpu", f"actor_rollout_ref.model.path={tmp_path}"))
+
+
+@pytest.mark.parametrize(("precision", "refused"), [("fp32", True), ("bf16", False), ("fp16", False)])
+def test_adapters_on_a_gpu_are_halves(
+    compose: Any, monkeypatch: pytest.MonkeyPatch, precision: str, refused: bool
+) -> None:
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    given = ("hardware=1_gpu", f"precision={precision}")
+    check_cpu(compose("plan_path_qwen3_1p7b", *given))
+    config = compose("plan_path_qwen3_1p7b", *given, "actor_rollout_ref.model.lora_rank=16")
+    if not refused:
+        check_cpu(config)
+        return
+    with pytest.raises(
+        ConfigError, match=r"^actor_rollout_ref\.rollout\.dtype=float32: vLLM computes adapters .*precision=fp16, or"
+    ):
+        check_cpu(config)
+
+
 def test_what_fails_on_the_cpu_alone_is_refused_there(
     compose: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,9 @@ transformers = pytest.importorskip("transformers")
 from fakes.packed_trees import trees_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from verl_atgrpo.train.engine.prefix_tree import forward
 from verl_atgrpo.train.engine.prefix_tree.forward import Packed, entropies, log_probs, model_inputs
 
 SIZES = {
@@ -77,11 +79,18 @@ def gradient(net: Any, loss: Any) -> Any:
     seed=st.integers(0, 1 << 30),
     budget=st.integers(8, 80),
     temperature=st.sampled_from([(1.0,), (0.6,), (1.0, 0.6, 2.5)]),
+    nodes=st.sampled_from([3, forward.NODES]),
 )
 def test_a_tree_gives_what_its_rows_give_alone(
-    name: str, attention: str, seed: int, budget: int, temperature: tuple[float, ...]
+    name: str, attention: str, seed: int, budget: int, temperature: tuple[float, ...], nodes: int
 ) -> None:
     """Rows may share tokens and differ in temperature, as those of two agents with one prompt do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward, "NODES", nodes)
+        compare_with_rows(name, attention, seed, budget, temperature)
+
+
+def compare_with_rows(name: str, attention: str, seed: int, budget: int, temperature: tuple[float, ...]) -> None:
     net = model(name)
     net.set_attn_implementation(attention)
     rows = some_rows(seed)
@@ -110,6 +119,31 @@ def test_a_tree_gives_what_its_rows_give_alone(
         plain_loss = plain_loss + (weights[row] * torch.stack([each.sum() for each in plain])).sum()
     plain_gradient = gradient(net, plain_loss)
     assert (packed_gradient - plain_gradient).norm() <= 1e-5 * plain_gradient.norm()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_few_distributions_are_in_memory_at_once(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 those of a whole micro-batch are larger than a GPU."""
+    rows = [([1, number, *range(20)], 2) for number in range(30)]
+    (tree,) = trees_of(rows, 10_000)
+    packed = Packed.of(tree, "cpu")
+    logits = torch.randn(len(packed.nodes), 200, dtype=torch.bfloat16, requires_grad=gradients)
+    monkeypatch.setattr(forward, "NODES", 64)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and made.dtype == torch.float32:
+                largest = max(largest, made.numel())
+            return made
+
+    with Watch():
+        loss = (log_probs(logits, packed, 0.7) + entropies(logits, packed, 0.7)).sum()
+        if gradients:
+            loss.backward()
+    assert len(logits) > 500 and largest == 64 * 200
 
 
 @pytest.mark.parametrize(

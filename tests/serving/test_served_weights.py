@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 from omegaconf import OmegaConf
@@ -46,7 +47,7 @@ def test_what_rounding_does_not_explain_is_a_warning(
     assert all("policy 'planner'" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("figures", [[0.42], [1e-5, 0.42], [3e-9, 1e-4, 0.051], [0.02, 0.06], [0.9]])
+@pytest.mark.parametrize("figures", [[0.42], [1e-5, 0.42], [3e-9, 1e-4, 0.051], [0.02, 0.06], [0.9], [1e-5, math.nan]])
 def test_in_float32_other_weights_end_the_run(figures: list[float]) -> None:
     """`lora.merge` served weights in bfloat16: .42 in the second step."""
     watch = ServedWeights("shared", "float32")

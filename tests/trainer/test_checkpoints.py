@@ -197,6 +197,14 @@ def test_old_steps_are_removed_after_the_new_one_is_complete(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
 
 
+def test_a_step_that_was_not_completed_is_none_of_those_to_keep(tmp_path: Path) -> None:
+    for step in (1, 5):
+        checkpoints.save(trainer(tmp_path), [Unit("coder")], step, {})
+    (tmp_path / "global_step_3/policies").mkdir(parents=True)
+    checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=2), [Unit("coder")], 6, {})
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_5", "global_step_6"]
+
+
 def test_a_run_resumed_from_an_earlier_step_keeps_what_it_saves(tmp_path: Path) -> None:
     for step in (1, 2, 3, 10):
         checkpoints.save(trainer(tmp_path), [Unit("coder")], step, {})

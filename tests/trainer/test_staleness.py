@@ -20,6 +20,7 @@ from verl_atgrpo.train.serving.served_weights import ServedWeights
 from verl_atgrpo.train.trainer import policy_unit
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF, staleness_metrics
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
+from verl_atgrpo.train.trainer.update_inputs import ProbsDifference
 
 
 def row(group: str, first: int, last: int, resumed: int = 0, policy: str = "shared") -> dict[str, Any]:
@@ -124,3 +125,11 @@ def test_the_difference_to_the_servers_is_over_fresh_rows(
     batch = Batch(["0", "1", "2", "3"], tags[:4])
     metrics = Unit().train(batch, 3).metrics
     assert metrics.get(PROBS_DIFF) == (expected if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_log_prob_that_is_no_number_is_no_agreement(order: int) -> None:
+    found = ProbsDifference()
+    for actor in (torch.tensor([0.5, math.nan]), torch.tensor([0.5, 0.25]))[::order]:
+        found.add(actor, torch.tensor([0.5, 0.5]), torch.tensor([True, True]))
+    assert math.isnan(found.metrics()[PROBS_DIFF])

@@ -22,13 +22,15 @@ from verl_atgrpo.train.config.job_rules import loggers
 from verl_atgrpo.train.config.policies import config_of_policy
 from verl_atgrpo.train.config.policy_rules import of_context
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.train.config.view import ACTOR
+from verl_atgrpo.train.config.view import ACTOR, dtype_name
 
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
 """Files of a model that are parsed first: the error of transformers names none of them."""
 _SHARED = "/dev/shm"
 _FLASH = "flash_attention_2"
 """What verl has models compute attention with."""
+_QUANTIZED = ("fp8", "torchao", "ascend")
+"""Methods that verl's servers take."""
 LARGE = 64 << 20
 """Bytes of weights on disk from which on a model's processes return what they free."""
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_ARENA_MAX": "2"}
@@ -53,6 +55,7 @@ def of_models(job: Job) -> Iterator[str]:
     for policy in job.policies.values():  # first what needs no model
         if not cpu:
             yield from _of_attention(policy.model)
+            yield from _of_served_adapters(policy.key, policy.model, policy.rollout)
         _import(f"{policy.key}.model.external_lib", policy.model.external_lib)
         yield from _of_quantization(f"{policy.key}.rollout.quantization", policy.rollout.quantization)
         if cpu:
@@ -61,7 +64,9 @@ def of_models(job: Job) -> Iterator[str]:
     tokenizers, answers = {}, answering(settings, job.env)
     for name, policy in job.policies.items():
         if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
-            longest, tokenizer = _read(policy.key, policy.model, padded=not cpu)
+            longest, tokenizer, text = _read(policy.key, policy.model, padded=not cpu)
+            if cpu:
+                yield from of_bucket(policy.key, policy.rollout, text)
             yield from of_context(policy.key, policy.rollout, config.data, longest)
         else:
             yield from _of_hub_name(f"{policy.key}.model.path={policy.model.path}", policy.model.path)
@@ -86,6 +91,16 @@ def _of_attention(model: DictConfig) -> Iterator[str]:
             f"{ACTOR}.model: actors compute attention by {_FLASH}, whose package flash_attn is not installed; use "
             f"hardware=1_gpu, or set {ACTOR}.model.use_remove_padding=false and "
             f"++{ACTOR}.model.override_config.attn_implementation=sdpa"
+        )
+
+
+def _of_served_adapters(key: str, model: DictConfig, rollout: DictConfig) -> Iterator[str]:
+    """Adapters in float32 on a GPU, where vLLM's kernels for them take halves only."""
+    rank = OmegaConf.select(model, "lora.rank") or model.lora_rank
+    if rank and dtype_name(rollout.dtype) == "float32":
+        yield (
+            f"{key}.rollout.dtype={rollout.dtype}: vLLM computes adapters on a GPU in bfloat16 or float16; use "
+            "precision=bf16 or precision=fp16, or train the whole model"
         )
 
 
@@ -130,13 +145,9 @@ def _import(key: str, module: str | None) -> None:
 
 
 def _of_quantization(key: str, method: str | None) -> Iterator[str]:
-    """A method that vLLM does not have."""
-    if method is None or importlib.util.find_spec("vllm") is None:
-        return
-    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS as known
-
-    if method not in known:
-        yield f"{key}={method}: vLLM has no such method; use one of {', '.join(sorted(known))}, or null"
+    """A method by which verl does not quantize servers."""
+    if method is not None and method not in _QUANTIZED:
+        yield f"{key}={method}: verl quantizes servers by {' or '.join(_QUANTIZED)}; use one of these, or null"
 
 
 def of_cpu_prefill(key: str, rollout: DictConfig) -> Iterator[str]:
@@ -145,6 +156,17 @@ def of_cpu_prefill(key: str, rollout: DictConfig) -> Iterator[str]:
         yield (
             f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "
             "sampling from a prompt in chunks; set it to false"
+        )
+
+
+def of_bucket(key: str, rollout: DictConfig, text: Any) -> Iterator[str]:
+    """A bucket that does not hold a model's largest weights, which verl requires in CPU mode; `text` configures it."""
+    bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes
+    least = text.vocab_size * text.hidden_size * (2 if dtype_name(rollout.dtype) in ("bfloat16", "float16") else 4)
+    if least > bucket << 20:
+        yield (
+            f"{key}.rollout.checkpoint_engine.update_weights_bucket_megabytes={bucket}: the model's embedding has "
+            f"{-(-least >> 20)} MiB, which go to the servers at once; set it to at least that"
         )
 
 
@@ -158,8 +180,8 @@ def of_shared_memory(key: str, rollout: DictConfig) -> Iterator[str]:
         )
 
 
-def _read(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
-    """Returns a model's number of positions and its tokenizer; raises ConfigError if it cannot be loaded.
+def _read(key: str, model: DictConfig, padded: bool) -> tuple[int, Any, Any]:
+    """Returns a model's number of positions, tokenizer and configuration; raises ConfigError if it cannot be loaded.
 
     `padded` accepts more logits than tokens.
     """
@@ -200,7 +222,7 @@ def _read(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
             f"{where}: verl's rollout needs a model with max_position_embeddings, and {text.model_type} has none; use "
             "another model"
         )
-    return int(longest), tokenizer
+    return int(longest), tokenizer, text
 
 
 def _errors_of_loading() -> tuple[type[Exception], ...]:

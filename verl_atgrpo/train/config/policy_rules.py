@@ -240,6 +240,11 @@ def of_servers(policy: Policy) -> Iterator[str]:
             f"{key}.{SERVER[0]}={rollout[SERVER[0]]}: the policy has {devices} devices, which servers of "
             f"{size} ({' * '.join(SERVER)}) do not divide among them; choose one that does"
         )
+    if size % trainer.n_gpus_per_node and trainer.n_gpus_per_node % size:
+        yield (
+            f"{key}.{SERVER[0]}={rollout[SERVER[0]]}: a server of {size} devices ({' * '.join(SERVER)}) is on whole "
+            f"nodes of {trainer.n_gpus_per_node}, or on a part that divides one; choose one that does"
+        )
     together, given = rollout.tensor_model_parallel_size * rollout.data_parallel_size, rollout.expert_parallel_size
     if given not in (1, together):
         yield f"{key}.expert_parallel_size={given}: set it to 1, or to {together} ({' * '.join(SERVER[:2])})"
@@ -262,6 +267,7 @@ def of_adapters(policy: Policy) -> Iterator[str]:
         return
     needed = {
         "actor.strategy": "fsdp2",
+        "actor.fsdp_config.reshard_after_forward": True,  # else they would be loaded into temporary weights
         "model.lora_adapter_path": None,
         "model.target_parameters": None,
         "rollout.disaggregation.enabled": False,

@@ -195,7 +195,7 @@ NEEDED = (
     _needs("actor.fsdp_config.seed", "actor.fsdp_config.full_determinism", _TRUE, _SEED),
     _needs("ref.fsdp_config.seed", "ref.fsdp_config.full_determinism", _TRUE, _SEED),
     _needs("actor.fsdp_config.offload_policy", "actor.strategy", Literal["fsdp2"]),
-    _needs("{actor,ref}.fsdp_config.{forward_prefetch,use_orig_params}", "actor.strategy", Literal["fsdp"]),
+    _needs("{actor,ref}.fsdp_config.use_orig_params", "actor.strategy", Literal["fsdp"]),
     _needs("model.{lora_alpha,lora_adapter_path} rollout.layered_summon", "model.lora_rank", Count),
     _needs("model.{target_modules,exclude_modules,target_parameters}", "model.lora_rank", Count, _NAMES),
     _needs(_F, "model.use_fused_kernels", _TRUE, _SECTION),

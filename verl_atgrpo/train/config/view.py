@@ -146,3 +146,13 @@ def same(one: Any, other: Any) -> bool:
 def shown_as(value: Any) -> str:
     """Returns a value in the command line's syntax."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
+_DTYPES |= {"16": "float16", "32": "float32"}
+
+
+def dtype_name(given: object) -> str:
+    """Returns torch's name of a dtype that verl or vLLM knows by another one."""
+    name = str(given).removeprefix("torch.")
+    return _DTYPES.get(name, name)

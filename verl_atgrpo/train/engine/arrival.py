@@ -22,22 +22,16 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from verl_atgrpo.train.config.view import dtype_name
+
 logger = logging.getLogger(__name__)
 ARRIVED, CHANGED = "update_arrived", "weights_changed_share"
 """Metrics of an update: the part of it that arrived, and the share of weights whose value in the servers changed."""
 MOST = 2**18
 """Most weights of a rank that are looked at: 1 MB as float32, and a share of .01 is known within a twentieth of it."""
-_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
-_NAMES |= {"16": "float16", "32": "float32"}
 _COARSE = (torch.bfloat16, torch.float16)
 _AT_ONCE = 2**22
 """Weights that are placed at a time by `dither`: what that needs besides them is 0.2 GB."""
-
-
-def dtype_name(given: object) -> str:
-    """Returns torch's name of a dtype that verl or vLLM knows by another one."""
-    name = str(given).removeprefix("torch.")
-    return _NAMES.get(name, name)
 
 
 def served_dtype(rollout: DictConfig) -> torch.dtype:

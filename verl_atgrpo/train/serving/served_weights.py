@@ -6,7 +6,7 @@ import logging
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_atgrpo.train.engine.arrival import dtype_name
+from verl_atgrpo.train.config.view import dtype_name
 
 logger = logging.getLogger(__name__)
 FLOOR = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -63,7 +63,7 @@ class ServedWeights:
             f"servers and its actor (training/rollout_probs_diff_max{before}; {self._dtype} explains {bound:.2g})"
         )
         cause = "the last weight sync did not bring the actor's weights, or rounded them"
-        if self._dtype == "float32" and difference > ENDS:
+        if self._dtype == "float32" and not difference <= ENDS:  # nor is NaN
             raise ServedWeightsError(f"{said}: {cause}")
         if difference <= bound:
             self._warned = False

@@ -84,7 +84,9 @@ def _steps(root: Path) -> list[int]:
 
 
 def _remove_old(root: Path, keep: int, global_steps: int) -> None:
-    for step in [step for step in _steps(root) if step <= global_steps][:-keep]:
+    steps = [step for step in _steps(root) if step <= global_steps]
+    complete = [step for step in steps if (root / f"{_STEP}{step}" / POLICIES_FILE).is_file()]
+    for step in [step for step in steps if step not in complete[-keep:]]:
         folder = root / f"{_STEP}{step}"
         try:
             (folder / POLICIES_FILE).unlink(missing_ok=True)  # first, so that what may be left is not complete

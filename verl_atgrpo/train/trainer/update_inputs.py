@@ -162,13 +162,15 @@ class ProbsDifference:
     def __init__(self) -> None:
         self._tokens = 0
         self._sums = torch.zeros(7, dtype=torch.float64)
-        self._largest: float | None = None
+        self._largest: Tensor | None = None
 
     def add(self, actor: Tensor, server: Tensor, fresh: Tensor) -> None:
         """Adds the probabilities of at least one token, each (T,) float32; the largest is over `fresh`, (T,) bool."""
         difference = (actor - server).abs()
         if bool(fresh.any()):
-            self._largest = max(self._largest or 0.0, difference[fresh].max().item())
+            # torch's, as Python's would lose NaN.
+            largest = difference[fresh].max()
+            self._largest = largest if self._largest is None else largest.maximum(self._largest)
         self._tokens += len(actor)
         a, s, d = actor.double(), server.double(), difference.double()
         self._sums += torch.stack([x.sum() for x in (a, s, a * a, s * s, a * s, d, d * d)])
@@ -179,7 +181,7 @@ class ProbsDifference:
         a, s, aa, ss, as_, d, dd = self._sums
         return {
             "training/rollout_probs_diff_valid": 1,
-            **({} if self._largest is None else {PROBS_DIFF: self._largest}),
+            **({} if self._largest is None else {PROBS_DIFF: self._largest.item()}),
             "training/rollout_probs_diff_mean": (d / n).item(),
             "training/rollout_probs_diff_std": ((dd - d * d / n).clamp(min=0) / (n - 1)).sqrt().item(),
             "training/rollout_actor_probs_pearson_corr": (

@@ -5,17 +5,21 @@ Nothing of the model changes: positions are depths, and the mask lets a token se
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from verl_atgrpo.train.engine.prefix_tree.tree import Tree
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
+NODES = 1024
+"""Of which distributions over the vocabulary are in memory at once."""
 FLEX = "flex_attention"
 """The attention implementation of transformers that skips blocks of which nothing is visible."""
 
@@ -121,8 +125,7 @@ def _of_tokens(
 ) -> Tensor:
     """Returns what `read` makes of log-distributions [n, vocabulary], the places of m tokens in them, and labels."""
     if not isinstance(temperature, Tensor):
-        scaled = logits.float() / temperature if temperature != 1.0 else logits.float()
-        return read(scaled.log_softmax(-1), packed.predictors, packed.labels)
+        return _in_parts(logits, packed.predictors, packed.labels, temperature, read)
     counts = torch.tensor(packed.counts, device=logits.device)
     of_tokens = temperature.to(logits.device).flatten().repeat_interleave(counts)
     made = logits.new_zeros(len(packed.labels), dtype=torch.float32)
@@ -130,6 +133,35 @@ def _of_tokens(
     for each in sorted(set(of_tokens.tolist())):
         (mine,) = torch.nonzero(of_tokens == each, as_tuple=True)
         nodes, places = packed.predictors[mine].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        values = read((logits[nodes].float() / each).log_softmax(-1), places, packed.labels[mine])
+        values = _in_parts(logits[nodes], places, packed.labels[mine], each, read)
         made = made.index_put((mine,), values)
     return made
+
+
+def _in_parts(
+    logits: Tensor,
+    places: Tensor,
+    labels: Tensor,
+    temperature: float,
+    read: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Returns what `read` makes of the distributions at one temperature, of `NODES` nodes at a time.
+
+    Of a whole micro-batch the distributions in float32, several at once, would be larger than a GPU: 25 GB each of
+    42,000 nodes and 152,000 tokens. With gradients they are computed again in the backward pass.
+    """
+
+    def part(some: Tensor, places: Tensor, labels: Tensor) -> Tensor:
+        scaled = some.float() / temperature if temperature != 1.0 else some.float()
+        return read(scaled.log_softmax(-1), places, labels)
+
+    if len(logits) <= NODES:
+        return part(logits, places, labels)
+    again = functools.partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
+    compute = again if logits.requires_grad and torch.is_grad_enabled() else part
+    order = places.argsort(stable=True)
+    # The places of a part are in a row then. `split` has one gradient of all parts, slices have one each.
+    sizes = torch.bincount(places // NODES, minlength=-(-len(logits) // NODES)).tolist()
+    of_parts = zip(logits.split(NODES), places[order].split(sizes), labels[order].split(sizes), strict=True)
+    values = [compute(some, own - number * NODES, theirs) for number, (some, own, theirs) in enumerate(of_parts)]
+    return torch.cat(values)[order.argsort()]
