@@ -81,7 +81,7 @@ def trees(net: Any, tokens: Any, options: argparse.Namespace, each: Callable[[li
         tree = pack(made, order, part)
         packed = Packed.of(tree, net.device)
         logits = net(**model_inputs(packed, net.config), use_cache=False).logits.squeeze(0)
-        each(tree.rows.tolist(), log_probs(logits, packed).view(len(tree.rows), -1))
+        each(tree.rows.tolist(), log_probs(logits, packed)["log_probs"].view(len(tree.rows), -1))
         read += len(tree)
     return read
 

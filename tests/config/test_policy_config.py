@@ -219,9 +219,9 @@ def test_what_a_policy_inherits_is_named_by_its_own_key(compose: Any) -> None:
 
 
 def test_what_excludes_trees_is_refused_beside_them(compose: Any) -> None:
-    chunks = "actor_rollout_ref.actor.entropy_from_logits_with_chunking=true"
-    with pytest.raises(ConfigError, match=r"prefix_tree=true: .*entropy_from_logits_with_chunking excludes"):
-        check_run(compose("plan_path_cpu", "at_grpo.prefix_tree=true", chunks))
+    fused = "actor_rollout_ref.model.use_fused_kernels=true"
+    with pytest.raises(ConfigError, match=r"prefix_tree=true: .*model\.use_fused_kernels excludes"):
+        check_run(compose("plan_path_cpu", "at_grpo.prefix_tree=true", fused))
 
 
 def test_an_empty_adapter_is_none() -> None:

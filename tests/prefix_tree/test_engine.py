@@ -69,9 +69,6 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
             assert engine._trees_of(batch()) is None, "a row is longer than the switch"
             engine.switch = None
             assert engine._trees_of(batch()) is not None
-            engine.engine_config = dataclasses.replace(engine.engine_config, entropy_checkpointing=True)
-            assert "entropy_checkpointing=true" in engine._refusal()
-            engine.engine_config = dataclasses.replace(engine.engine_config, entropy_checkpointing=False)
         with engine.eval_mode():
             inferred = engine.infer_batch(batch())["model_output"]
             if kind is TreeEngine:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verl_atgrpo.train.engine.prefix_tree import forward
-from verl_atgrpo.train.engine.prefix_tree.forward import Packed, entropies, log_probs, model_inputs
+from verl_atgrpo.train.engine.prefix_tree.forward import Packed, log_probs, model_inputs
 
 SIZES = {
     "vocab_size": 40,
@@ -102,7 +102,7 @@ def compare_with_rows(name: str, attention: str, seed: int, budget: int, tempera
         assert len(logits) == len(packed.nodes)
         of_rows = torch.tensor([temperature[row % len(temperature)] for row in tree.rows])
         given = temperature[0] if len(temperature) == 1 else of_rows
-        mine = log_probs(logits, packed, given), entropies(logits, packed, given)
+        mine = log_probs(logits, packed, given, entropy=True).values()
         for row, *parts in zip(tree.rows, *(each.split(packed.counts) for each in mine), strict=True):
             got[int(row)] = tuple(parts)
     loss = sum((weights[row] * torch.stack([each.sum() for each in parts])).sum() for row, parts in got.items())
@@ -140,7 +140,7 @@ def test_few_distributions_are_in_memory_at_once(gradients: bool, monkeypatch: p
             return made
 
     with Watch():
-        loss = (log_probs(logits, packed, 0.7) + entropies(logits, packed, 0.7)).sum()
+        loss = sum(log_probs(logits, packed, 0.7, entropy=True).values()).sum()
         if gradients:
             loss.backward()
     assert len(logits) > 500 and largest == 64 * 200

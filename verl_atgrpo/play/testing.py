@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_atgrpo.play import registry
-from verl_atgrpo.play.decision import Ask
+from verl_atgrpo.play.decision import Ask, ScoreFunction
 from verl_atgrpo.play.environment import Environment, play
 from verl_atgrpo.play.environment_check import check_declared
 from verl_atgrpo.play.messages import as_messages
-from verl_atgrpo.play.scoring import ScoreFunction
 from verl_atgrpo.play.scripted import ScriptedPolicy, ScriptedTeam
 from verl_atgrpo.play.types import (
     Candidate,

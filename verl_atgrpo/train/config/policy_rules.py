@@ -27,8 +27,6 @@ _UNCLIPPED = {
     ("clip_ratio_c",): ("gspo", "sapo", "gpg", "dro", "cispo"),
 }
 """Bounds of ratios -> policy losses of verl that do not read them."""
-IN_PARTS = ("entropy_from_logits_with_chunking", "entropy_checkpointing")
-"""Keys of an engine with which verl computes entropies in parts; prefix trees compute them at once."""
 _NOT_SERVED = ("lm_head", "embed_tokens")
 """Modules that a policy of a shared base cannot adapt."""
 _MAX_MEMORY = 0.95
@@ -254,7 +252,6 @@ def of_trees(policy: Policy) -> Iterator[str]:
     """Settings that exclude prefix trees, where they are demanded."""
     parallel = "ulysses_sequence_parallel_size"
     needed = {"model.use_fused_kernels": False, f"actor.{parallel}": 1, f"actor.fsdp_config.{parallel}": 1}
-    needed |= {f"actor.fsdp_config.{key}": False for key in IN_PARTS}
     for name, value in needed.items() if policy.job.settings.prefix_tree is True else ():
         if OmegaConf.select(policy.section, name) != value:
             default = "set it to its default, or prefix_tree to auto"

@@ -26,10 +26,9 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import response_from_nested
 
 from verl_atgrpo.play.testing import in_a_line
-from verl_atgrpo.train.config.policy_rules import IN_PARTS
 from verl_atgrpo.train.engine.adapters import AdapterEngine
 from verl_atgrpo.train.engine.prefix_tree import twin
-from verl_atgrpo.train.engine.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs
+from verl_atgrpo.train.engine.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
 from verl_atgrpo.train.engine.prefix_tree.tree import TokenRows, Tree, best_cut, cost, cut, pack, sort
 
 logger = logging.getLogger(__name__)
@@ -95,9 +94,6 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
             return "ulysses_sequence_parallel_size is above 1"
         if self.model_config.use_fused_kernels:
             return "use_fused_kernels=true returns no logits"
-        for key in IN_PARTS:
-            if getattr(self.engine_config, key):
-                return f"with {key}=true entropies are computed in parts, with trees at once"
         device = "cpu" if get_device_name() == "cpu" else f"{get_device_name()}:{get_device_id()}"
         if (reason := twin.refusal(self.module.config, self._implementation(), device)) is not None:
             return reason
@@ -226,9 +222,8 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
             logits = logits.full_tensor()
         temperature = micro_batch["temperature"]
         offsets = micro_batch["input_ids"].offsets()
-        made = {"log_probs": log_probs(logits, packed, temperature)}
-        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
-            made["entropy"] = entropies(logits, packed, temperature)
+        entropy = bool(tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False))
+        made = log_probs(logits, packed, temperature, entropy)
         # verl keeps a token's log-prob at the place of the token before it.
         ends = zip(offsets.tolist()[1:], packed.counts, strict=True)
         places = torch.cat([torch.arange(end - 1 - count, end - 1) for end, count in ends]).to(logits.device)

@@ -6,7 +6,7 @@ Nothing of the model changes: positions are depths, and the mask lets a token se
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,56 +104,42 @@ def model_inputs(packed: Packed, config: Any) -> dict[str, Any]:
     }
 
 
-def log_probs(logits: Tensor, packed: Packed, temperature: float | Tensor = 1.0) -> Tensor:
-    """Returns every response token's log-probability, [M] of float32.
+def log_probs(
+    logits: Tensor, packed: Packed, temperature: float | Tensor = 1.0, entropy: bool = False
+) -> dict[str, Tensor]:
+    """Returns every response token's log-probability, and with `entropy` that of its distribution in nats.
 
-    Shapes: logits at `packed.nodes`, [N, vocabulary]; temperature of all rows, or of each, [rows].
+    Shapes: logits at `packed.nodes`, [N, vocabulary]; temperature of all rows, or of each, [rows]. Returned are
+    `log_probs` and `entropy`, [M] of float32.
     """
-    return _of_tokens(logits, packed, temperature, lambda logs, places, labels: logs[places, labels])
-
-
-def entropies(logits: Tensor, packed: Packed, temperature: float | Tensor = 1.0) -> Tensor:
-    """Returns the entropy of every response token's distribution, [M] of float32, in nats; as `log_probs`."""
-    return _of_tokens(logits, packed, temperature, lambda logs, places, _: -(logs.exp() * logs).sum(-1)[places])
-
-
-def _of_tokens(
-    logits: Tensor,
-    packed: Packed,
-    temperature: float | Tensor,
-    read: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> Tensor:
-    """Returns what `read` makes of log-distributions [n, vocabulary], the places of m tokens in them, and labels."""
     if not isinstance(temperature, Tensor):
-        return _in_parts(logits, packed.predictors, packed.labels, temperature, read)
-    counts = torch.tensor(packed.counts, device=logits.device)
-    of_tokens = temperature.to(logits.device).flatten().repeat_interleave(counts)
-    made = logits.new_zeros(len(packed.labels), dtype=torch.float32)
-    # A node that rows of different temperatures share is computed at each of them, the others once.
-    for each in sorted(set(of_tokens.tolist())):
-        (mine,) = torch.nonzero(of_tokens == each, as_tuple=True)
-        nodes, places = packed.predictors[mine].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        values = _in_parts(logits[nodes], places, packed.labels[mine], each, read)
-        made = made.index_put((mine,), values)
-    return made
+        made = _in_parts(logits, packed.predictors, packed.labels, temperature, entropy)
+    else:
+        counts = torch.tensor(packed.counts, device=logits.device)
+        of_tokens = temperature.to(logits.device).flatten().repeat_interleave(counts)
+        made = logits.new_zeros(len(packed.labels), 1 + entropy, dtype=torch.float32)
+        # A node that rows of different temperatures share is computed at each of them, the others once.
+        for each in sorted(set(of_tokens.tolist())):
+            (mine,) = torch.nonzero(of_tokens == each, as_tuple=True)
+            nodes, places = packed.predictors[mine].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            made = made.index_put((mine,), _in_parts(logits[nodes], places, packed.labels[mine], each, entropy))
+    return dict(zip(("log_probs", "entropy"), made.unbind(-1), strict=False))
 
 
-def _in_parts(
-    logits: Tensor,
-    places: Tensor,
-    labels: Tensor,
-    temperature: float,
-    read: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> Tensor:
-    """Returns what `read` makes of the distributions at one temperature, of `NODES` nodes at a time.
+def _in_parts(logits: Tensor, places: Tensor, labels: Tensor, temperature: float, entropy: bool) -> Tensor:
+    """Returns [m, 1 or 2] values of tokens, by the places of their distributions and their labels.
 
-    Of a whole micro-batch the distributions in float32, several at once, would be larger than a GPU: 25 GB each of
-    42,000 nodes and 152,000 tokens. With gradients they are computed again in the backward pass.
+    `NODES` distributions at a time: in float32 those of a whole micro-batch, several at once, would be larger than a
+    GPU, 25 GB each of 42,000 nodes and 152,000 tokens. With gradients they are computed again in the backward pass.
     """
 
     def part(some: Tensor, places: Tensor, labels: Tensor) -> Tensor:
         scaled = some.float() / temperature if temperature != 1.0 else some.float()
-        return read(scaled.log_softmax(-1), places, labels)
+        logs = scaled.log_softmax(-1)
+        found = [logs[places, labels]]
+        if entropy:
+            found.append(-(logs.exp() * logs).sum(-1)[places])
+        return torch.stack(found, -1)
 
     if len(logits) <= NODES:
         return part(logits, places, labels)
@@ -162,6 +148,8 @@ def _in_parts(
     order = places.argsort(stable=True)
     # The places of a part are in a row then. `split` has one gradient of all parts, slices have one each.
     sizes = torch.bincount(places // NODES, minlength=-(-len(logits) // NODES)).tolist()
-    of_parts = zip(logits.split(NODES), places[order].split(sizes), labels[order].split(sizes), strict=True)
+    of_parts = zip(
+        torch.split(logits, NODES), torch.split(places[order], sizes), torch.split(labels[order], sizes), strict=True
+    )
     values = [compute(some, own - number * NODES, theirs) for number, (some, own, theirs) in enumerate(of_parts)]
     return torch.cat(values)[order.argsort()]

@@ -161,7 +161,7 @@ def tree_log_probs(model: torch.nn.Module, tree: Tree) -> Tensor:
     """Returns the log-probs of all response tokens of a tree, row after row, [M]."""
     packed = Packed.of(tree, next(model.parameters()).device)
     logits = model(**model_inputs(packed, model.config)).logits.squeeze(0)
-    return log_probs(logits, packed)
+    return log_probs(logits, packed)["log_probs"]
 
 
 @torch.no_grad()
