@@ -24,8 +24,8 @@ _LONGEST_LITERAL = 2000
 _AROUND = " \t\n*_`"
 _KIND = r"(?:(?:the|expected|sample|example|test|correct|standard) )*"
 _MARK = r"(?im)^(?P<mark>[ \t\-*•#_`]*)(?:[0-9]+[.)] )?"
-# APPS has -----Sample Input----- and -----Sample Input:-----.
-_END = r"(?: [0-9]+)?(?P<end>[ \t*_`\-]*:[ \t*_\-]*|[ \t*_`\-]*(?=\r?$))"
+# APPS has -----Sample Input----- and -----Sample Input:-----; the one of -5 is a number's.
+_END = r"(?: [0-9]+)?(?P<end>[ \t*_`\-]*:[ \t*_]*(?:-+(?=\r?$))?|[ \t*_`\-]*(?=\r?$))"
 _INPUT = re.compile(rf"{_MARK}{_KIND}inputs?{_END}")
 """The label of an input, in a statement or a reply."""
 _OUTPUT = re.compile(rf"{_MARK}{_KIND}(?:outputs?|results?|return value){_END}")

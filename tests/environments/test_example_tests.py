@@ -60,6 +60,11 @@ def test_inputs_of_programs(statement: str, given: str, expected: str, known: bo
     assert (parse_test(test_block(given, expected), problem) is None) is known
 
 
+def test_a_sign_is_the_numbers() -> None:
+    test = parse_test("Input: -5\nOutput: -10", Problem(LABELLED, TESTS))
+    assert test == Exchange("-5\n", "-10\n")
+
+
 LEETCODE = "Two sum.\n\nExample 1:\n\nInput: nums = [2,7,11,15], target = 9\nOutput: [0,1]\nExplanation: 2 + 7 is 9."
 LCB = "Two sum.\n\nExample 1:\n\nInput:\n[2, 7, 11, 15]\n9\nOutput:\n[0, 1]"
 DOCTEST = 'def two_sum(nums, target):\n    """Indices.\n    >>> two_sum([2, 7, 11, 15], 9)\n    [0, 1]\n    """'

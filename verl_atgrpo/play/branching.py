@@ -102,7 +102,7 @@ async def play_branched(
         points = trunk.points[:1]  # the continuations branch at the others
         ends = math.prod(point.k * options.continuations for point in trunk.points)
         if ends > MOST_ENDS:
-            raise too_many(f"{len(trunk.points)} decisions, which makes {ends:,} continuations")
+            raise _too_many(f"{len(trunk.points)} decisions, which makes {ends:,} continuations")
     elif options.at == "random":
         points = [random.Random(stable_hash(seed, "branch")).choice(trunk.points)]
     else:
@@ -121,7 +121,7 @@ async def play_branched(
     return EpisodeRecord([*decisions, *groups.values()], trunk.record.outcome)
 
 
-def too_many(what: str) -> EnvironmentConfigError:
+def _too_many(what: str) -> EnvironmentConfigError:
     """Returns the error for an episode with more continuations than `MOST_ENDS`."""
     return EnvironmentConfigError(
         f"at_grpo.branch.nested=true: this episode branches at {what}, more than {MOST_ENDS:,}: name fewer decisions "
@@ -169,7 +169,7 @@ class _Tree:
         """Plays an episode that begins with the replayed decisions."""
         # Continuations may branch at more decisions than the trunk, which ended early.
         if next(self.ends) >= MOST_ENDS and self.options.nested:
-            raise too_many("decisions of its continuations, which makes more continuations")
+            raise _too_many("decisions of its continuations, which makes more continuations")
         # A single candidate selects nothing: its score is called only where it is part of the reward.
         team = self.make_team(
             PlayMode("parallel", scored=self.options.score_weight != 0, path=name, replayed=replayed)
