@@ -14,7 +14,7 @@ from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.lab.tiny_models.demonstrations import END, Choice, Demonstration, Demonstrator, path
 
 PATH_BOARD = {"size": 10, "wall_density": 0.02, "max_turns": 4, "max_moves": 6, "style": "compact"}
-SOKOBAN_BOARD = {"size": 6, "wall_density": 0.05, "max_turns": 4, "max_moves": 8}
+SOKOBAN_BOARD = {"size": 6, "wall_density": 0.05, "max_turns": 6, "max_moves": 4}
 
 
 class AllOrNothing:
@@ -84,6 +84,5 @@ LAST_MOVES = replace(
     environment="sparse:Sokoban",
     options={**SOKOBAN_BOARD, "max_solution": 4},
     demonstrate=_last_moves,
-    response_length=16,
 )
 """Boards with at most four moves left: enough to walk around a box."""

@@ -129,8 +129,10 @@ _ONE_ADAPTER = (*_LORA, *_EPISODES)
 _UNDIVIDED = "at_grpo.estimator={preset: dr_mas, scale: none}"
 
 
-def _levels(name: str, board: Mapping[str, object], levels: Sequence[str], bonus: float) -> Mapping[str, Variant]:
-    """Returns ways for a single agent to learn the last of some levels, by success alone."""
+def _levels(
+    name: str, board: Mapping[str, object], levels: Sequence[str], bonus: float, length: int
+) -> Mapping[str, Variant]:
+    """Returns ways for a single agent to learn the last of some levels, by success alone; `length` is an answer's."""
     sparse = ", ".join([f"name: '{name}'", *(f"{key}: {value}" for key, value in board.items())])
     mixed = ", ".join(
         f"l{number}: {{{sparse}, {level}, val_tasks: {200 * (level == levels[-1])}}}"
@@ -150,8 +152,8 @@ def _levels(name: str, board: Mapping[str, object], levels: Sequence[str], bonus
                 # Or the entropy of near levels is too low to find far ones.
                 f"actor_rollout_ref.actor.entropy_coeff={bonus}",
                 "data.max_prompt_length=128",
-                "data.max_response_length=16",
-                "actor_rollout_ref.rollout.max_model_len=144",
+                f"data.max_response_length={length}",
+                f"actor_rollout_ref.rollout.max_model_len={128 + length}",
             ),
         )
 
@@ -177,6 +179,7 @@ LEVELS = _levels(
         "min_distance: 10",
     ),
     0.01,
+    16,
 )
 """Plan-Path by success alone, validated on far goals."""
 SOKOBAN_LEVELS = _levels(
@@ -188,6 +191,7 @@ SOKOBAN_LEVELS = _levels(
         "min_solution: 8",
     ),
     0.02,
+    8,
 )
 """Sokoban by success alone, validated on whole boards."""
 
@@ -396,7 +400,7 @@ GAMES: Mapping[str, Game] = {
         "plan_path_cpu", 90_000, "plan_path_single", 7e-4, LEVELS, test_every=10, start="sparse:NEAR_GOALS"
     ),
     "sokoban": Game(
-        "plan_path_cpu", 150_000, "sokoban_single", 5e-4, SOKOBAN_LEVELS, test_every=10, start="sparse:LAST_MOVES"
+        "plan_path_cpu", 250_000, "sokoban_single", 3e-4, SOKOBAN_LEVELS, test_every=10, start="sparse:LAST_MOVES"
     ),
     "tic_tac_toe": Game("tic_tac_toe_cpu", 250_000, "tic_tac_toe", 2e-3, OPPONENTS, test_every=10),
     "connect_four": Game("connect_four_cpu", 250_000, "connect_four", 2e-3, OPPONENTS, test_every=10),
