@@ -17,7 +17,7 @@ Graph = Mapping[str, set[str]]
 
 LAYERS = ("train", "lab")
 """Folders whose folders are nodes of the graph."""
-THIRD_PARTY = {"aiohttp", "annotated_types", "numpy", "openai", "pydantic"}
+THIRD_PARTY = {"aiohttp", "annotated_types", "numpy", "openai", "pydantic", "pydantic_core"}
 """What `play` imports beside the standard library: for endpoints, types of options and arguments, and for ratings."""
 
 

@@ -225,9 +225,10 @@ class Chat:
         # In a thread and loop of its own: the parsers wait for asyncio's pool, which sync frameworks may have filled.
         extract = functools.partial(self._parser.extract_tool_calls, ids, _schemas(tools))
         left, found = await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: asyncio.run(extract()))
-        arguments = _with_texts if self.format in _WITHOUT_TYPES else lambda call, tools: call.arguments
-        calls = tuple(ToolCall(valid(call.name), valid(arguments(call, tools))) for call in found)
+        calls = tuple(ToolCall(valid(call.name), valid(call.arguments)) for call in found)
         calls = tuple(call for call in calls if _depth(call.arguments) <= _DEEPEST)
+        if self.format in _WITHOUT_TYPES:
+            calls = tuple(ToolCall(call.name, _with_texts(call, tools)) for call in calls)
         # What is left has the token that ended it, of which a family may have several.
         kept = self._special.sub("", left) if calls and self.format != "gpt-oss" else said
         unparsed = max(0, max(begun, len(found)) - len(calls))
@@ -331,7 +332,7 @@ def _kinds(tool: Tool) -> dict[str, str]:
     return {name: kind_of(one, known) for name, one in properties.items() if isinstance(one, Mapping)}
 
 
-def _with_texts(call: Any, tools: Sequence[Tool]) -> str:
+def _with_texts(call: ToolCall, tools: Sequence[Tool]) -> str:
     """Returns a call's arguments with those as texts that are to be: verl's parser has taken 1984 for a number."""
     (kinds,) = [_kinds(tool) for tool in tools if tool.name == call.name] or [{}]
     given = json.loads(call.arguments)

@@ -11,8 +11,6 @@ Source: arXiv 2602.08847, Eq. 5.
 
 from collections.abc import Sequence
 
-import torch
-
 from verl_atgrpo.train.estimators.arithmetic import deviations, group_sum, pairs, standardise
 from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Tensor
 
@@ -51,5 +49,5 @@ def inflation_factors(rewards: Tensor, agents: Sequence[str], tasks: Tensor) -> 
     spread = variance > 0
     rows = group_sum(spread.double(), codes, len(names))
     ratios = group_sum((squares / variance).where(spread, squares), codes, len(names))
-    factors = (ratios / rows).where(rows > 0, torch.ones_like(rows))
+    factors = (ratios / rows).where(rows > 0, rows.new_ones(()))
     return dict(zip(names, map(float, factors.tolist()), strict=True))
