@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fakes.broken_files import LINES, changed, in_place_of, refused, safetensors, small_model, with_line
 
+huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("verl")
 
 from verl_atgrpo.cli import main
@@ -157,7 +158,8 @@ def test_an_evaluation_of_a_model_that_is_nowhere_says_which(
     recipe: None, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mistyped folder with one slash may be a hub's model."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # Read from the environment when it was imported; a machine without the hub tries for 45 s.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main([*map(str, [*EVAL, "--policy=shared=exported/shard", "--out", tmp_path / "out.jsonl"])])
