@@ -79,14 +79,14 @@ def gradient(net: Any, loss: Any) -> Any:
     seed=st.integers(0, 1 << 30),
     budget=st.integers(8, 80),
     temperature=st.sampled_from([(1.0,), (0.6,), (1.0, 0.6, 2.5)]),
-    nodes=st.sampled_from([3, forward.NODES]),
+    most=st.sampled_from([3 * SIZES["vocab_size"], forward.MOST]),
 )
 def test_a_tree_gives_what_its_rows_give_alone(
-    name: str, attention: str, seed: int, budget: int, temperature: tuple[float, ...], nodes: int
+    name: str, attention: str, seed: int, budget: int, temperature: tuple[float, ...], most: int
 ) -> None:
     """Rows may share tokens and differ in temperature, as those of two agents with one prompt do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "NODES", nodes)
+        patch.setattr(forward, "MOST", most)
         compare_with_rows(name, attention, seed, budget, temperature)
 
 
@@ -128,7 +128,7 @@ def test_few_distributions_are_in_memory_at_once(gradients: bool, monkeypatch: p
     (tree,) = trees_of(rows, 10_000)
     packed = Packed.of(tree, "cpu")
     logits = torch.randn(len(packed.nodes), 200, dtype=torch.bfloat16, requires_grad=gradients)
-    monkeypatch.setattr(forward, "NODES", 64)
+    monkeypatch.setattr(forward, "MOST", 64 * 200 + 199)
     largest = 0
 
     class Watch(TorchDispatchMode):

@@ -18,8 +18,8 @@ from verl_atgrpo.train.engine.prefix_tree.tree import Tree
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
-NODES = 1024
-"""Of which distributions over the vocabulary are in memory at once."""
+MOST = 1 << 28
+"""Probabilities of distributions that are in memory at once, 1 GiB of float32: of 1,766 nodes with Qwen3's tokens."""
 FLEX = "flex_attention"
 """The attention implementation of transformers that skips blocks of which nothing is visible."""
 
@@ -129,7 +129,7 @@ def log_probs(
 def _in_parts(logits: Tensor, places: Tensor, labels: Tensor, temperature: float, entropy: bool) -> Tensor:
     """Returns [m, 1 or 2] values of tokens, by the places of their distributions and their labels.
 
-    `NODES` distributions at a time: in float32 those of a whole micro-batch, several at once, would be larger than a
+    `MOST` probabilities at a time: in float32 those of a whole micro-batch, several at once, would be larger than a
     GPU, 25 GB each of 42,000 nodes and 152,000 tokens. With gradients they are computed again in the backward pass.
     """
 
@@ -141,15 +141,16 @@ def _in_parts(logits: Tensor, places: Tensor, labels: Tensor, temperature: float
             found.append(-(logs.exp() * logs).sum(-1)[places])
         return torch.stack(found, -1)
 
-    if len(logits) <= NODES:
+    size = max(1, MOST // logits.shape[1])
+    if len(logits) <= size:
         return part(logits, places, labels)
     again = functools.partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
     compute = again if logits.requires_grad and torch.is_grad_enabled() else part
     order = places.argsort(stable=True)
     # The places of a part are in a row then. `split` has one gradient of all parts, slices have one each.
-    sizes = torch.bincount(places // NODES, minlength=-(-len(logits) // NODES)).tolist()
+    sizes = torch.bincount(places // size, minlength=-(-len(logits) // size)).tolist()
     of_parts = zip(
-        torch.split(logits, NODES), torch.split(places[order], sizes), torch.split(labels[order], sizes), strict=True
+        torch.split(logits, size), torch.split(places[order], sizes), torch.split(labels[order], sizes), strict=True
     )
-    values = [compute(some, own - number * NODES, theirs) for number, (some, own, theirs) in enumerate(of_parts)]
+    values = [compute(some, own - number * size, theirs) for number, (some, own, theirs) in enumerate(of_parts)]
     return torch.cat(values)[order.argsort()]
