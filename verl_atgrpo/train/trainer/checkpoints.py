@@ -77,17 +77,21 @@ def _trainable(units: Sequence[PolicyUnit]) -> dict[str, str]:
     return {unit.name: unit.folder for unit in units if unit.trainable}
 
 
-def _steps(root: Path) -> list[int]:
-    """Returns the steps that have a folder, ascending."""
+def _folders(root: Path, last: int) -> list[Path]:
+    """Returns the folders of steps up to the last one, ascending."""
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
-    return sorted(int(number) for number in numbers if number.isdigit())
+    steps = sorted(int(number) for number in numbers if number.isdigit())
+    return [root / f"{_STEP}{step}" for step in steps if step <= last]
+
+
+def _complete(folders: Sequence[Path]) -> list[Path]:
+    return [folder for folder in folders if (folder / POLICIES_FILE).is_file()]
 
 
 def _remove_old(root: Path, keep: int, global_steps: int) -> None:
-    steps = [step for step in _steps(root) if step <= global_steps]
-    complete = [step for step in steps if (root / f"{_STEP}{step}" / POLICIES_FILE).is_file()]
-    for step in [step for step in steps if step not in complete[-keep:]]:
-        folder = root / f"{_STEP}{step}"
+    folders = _folders(root, global_steps)
+    kept = _complete(folders)[-keep:]
+    for folder in [one for one in folders if one not in kept]:
         try:
             (folder / POLICIES_FILE).unlink(missing_ok=True)  # first, so that what may be left is not complete
             shutil.rmtree(folder)
@@ -146,8 +150,7 @@ def last_complete(trainer: DictConfig) -> Path | None:
     root = Path(os.path.abspath(trainer.default_local_dir))
     tracker = Path(get_checkpoint_tracker_filename(str(root)))
     last = int(tracker.read_text()) if tracker.is_file() else -1
-    folders = [root / f"{_STEP}{step}" for step in _steps(root) if step <= last]
-    complete = [folder for folder in folders if (folder / POLICIES_FILE).is_file()]
+    complete = _complete(_folders(root, last))
     found = find_latest_ckpt_path(str(root))  # not of a team, perhaps
     return complete[-1] if complete else None if found is None else Path(found)
 
