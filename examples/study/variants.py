@@ -271,6 +271,7 @@ WORDS: Mapping[str, Variant] = {
     "at_grpo_roles": Variant("AT-GRPO, a policy per role", ("+roles={roles}",)),
     "at_grpo_adapters": Variant("AT-GRPO, an adapter per role on one base", _ADAPTER_EACH, rate=10.0),
     "at_grpo_adapter": Variant("AT-GRPO, one adapter", (_ADAPTER,), rate=10.0),
+    "at_grpo_adapter_entropy_0": Variant("AT-GRPO, one adapter, no entropy bonus", (_ADAPTER, _NO_BONUS), rate=10.0),
     "at_grpo_adapters_k_4": Variant("AT-GRPO, an adapter per role, K = 4", (*_ADAPTER_EACH, _K_4), 0.5, rate=10.0),
     "at_grpo_adapter_k_4": Variant("AT-GRPO, one adapter, K = 4", (_ADAPTER, _K_4), 0.5, rate=10.0),
     "team_grpo_adapter": Variant(
@@ -279,32 +280,39 @@ WORDS: Mapping[str, Variant] = {
     "dr_mas_adapter": Variant(
         "team, Dr. MAS, outcome, one adapter", (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=dr_mas"), rate=10.0
     ),
+    "team_grpo_adapter_entropy_0": Variant(
+        "team, GRPO, outcome, one adapter, no entropy bonus",
+        (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=mas_grpo", _NO_BONUS),
+        rate=10.0,
+    ),
     "dr_mas_own_adapter": Variant(
         "team, Dr. MAS, own scores, one adapter", (_ADAPTER, *_OF_OWN_SCORES, "at_grpo.estimator=dr_mas"), rate=10.0
     ),
     "critic": Variant(
         "team, outcome, scores of a value critic",
         (_ADAPTER, *_OF_OUTCOMES, "at_grpo.critic={kind: value}", _UNDIVIDED, _NO_BONUS, "at_grpo.group_filter=null"),
-        1.6,
         rate=10.0,
     ),
     "dr_mas_adapter_entropy_0": Variant(
-        "the same, without a critic", (_ADAPTER, *_OF_OUTCOMES, _UNDIVIDED, _NO_BONUS), 1.6, rate=10.0
+        "the same, without a critic", (_ADAPTER, *_OF_OUTCOMES, _UNDIVIDED, _NO_BONUS), rate=10.0
     ),
     "c3_adapter": Variant(
         "team, C3 at each agent's first decision, one adapter",
         (_ADAPTER, "+credit=c3", "at_grpo.branch.at={{agent_0}: 0, {agent_1}: 0}", _K_4, *_tasks(5, 1), _NO_BONUS),
-        1.6,
         rate=10.0,
     ),
     "dr_mas_adapter_discount": Variant(
         "Dr. MAS as above, discounted by .5",
         (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator={preset: dr_mas, scale: none, discount: 0.5}", _NO_BONUS),
-        1.6,
         rate=10.0,
     ),
 }
 """Ways to train an instruct model on games told in words."""
+LATE: Mapping[str, Variant] = {
+    name: replace(WORDS[name], share=1.6)
+    for name in ("critic", "dr_mas_adapter_entropy_0", "c3_adapter", "dr_mas_adapter_discount")
+}
+"""Those that learn the walk late."""
 MIXTURE: Mapping[str, Variant] = {
     "mixture": Variant("three games in one run"),
     "mixture_by_task": Variant(
@@ -393,7 +401,7 @@ GAMES: Mapping[str, Game] = {
     # The recipe's learning rate, three times this one, is for a short run: the entropy soon collapses.
     # Learned in a few steps, so every other step is validated.
     "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", 2.5e-4, VARIANTS, "SudokuPlanner", 2),
-    "walk": _told_in_words("walk", 15_000, {**WORDS, **SETTINGS}),
+    "walk": _told_in_words("walk", 15_000, {**WORDS, **LATE, **SETTINGS}),
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
     "far_goals": Game(

@@ -116,7 +116,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
         per_policy("grad_norm", "Gradient norm", "", "before clipping"),
         per_agent("inflation_factor", "Inflation factor", "", inflated, False),
         per_agent("response_length", "Answer length", "tokens", "mean over all candidates"),
-        per_agent("response_clipped", "Answers cut off", "%", "at data.max_response_length"),
+        per_agent("response_clipped", "Answers cut off", "%", "by their limit of tokens"),
         per_agent("highest_reward_share", "Candidates at the highest reward", "%", highest),
         per_agent("zero_variance_groups", "Groups without signal", "%", "all advantages 0"),
         per_agent("stuck_groups", "Groups that are stuck", "%", "all rewards equal, and all candidates wrong"),

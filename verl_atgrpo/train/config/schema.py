@@ -286,7 +286,7 @@ class AtGrpoConfig(Section):
     request_timeout: Seconds = 600.0
     """Seconds for a candidate, or for the rest of an interrupted one."""
     request_retries: Retries = 2
-    """Retries after a time-out or a server's death; then the episode fails."""
+    """Retries, each on another server, after a time-out or a server's death."""
     max_failed_episodes: Count = 64
     """More failed episodes than this in a step stop the run."""
     restart_servers: Retries = 3
