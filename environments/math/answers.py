@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from verl_atgrpo.environments.common.limited import LimitedProcess
-from verl_atgrpo.environments.common.replies import after_thoughts, closing_brace, labelled, labels, last_box
+from verl_atgrpo.environments.common.replies import (
+    after_thoughts,
+    closing_brace,
+    closing_parenthesis,
+    labelled,
+    labels,
+    last_box,
+)
 from verl_atgrpo.environments.math.decimals import Number, read_number, same_number
 from verl_atgrpo.environments.math.notation import (
     GROUPED,
@@ -38,7 +45,7 @@ _CHOICE = re.compile(r"[.!?;] |\bor\b", re.IGNORECASE)
 """A second sentence, or a second answer."""
 _OPERATOR = re.compile(r"[-+*/^!|]|\\(?!pi|infty)[a-zA-Z]|[a-z]\(")
 """What an expression has that is not a single number or symbol."""
-_FORMULA = re.compile(r"\$+([^$]+)\$+")
+_FORMULA = re.compile(r"\$+([^$]+?)[.,;]?\s*\$+|\\[(\[](.+?)[.,;]?\s*\\[)\]]", re.DOTALL)
 _PRINTED_LABEL = re.compile(r"[a-z ]{0,30}(?:answer|result|solutions?)[a-z ]{0,20}[:=]", re.IGNORECASE)
 
 
@@ -173,23 +180,33 @@ async def majority(answers: Sequence[str | None]) -> str | None:
 def _copied(question: str, gold: str, answer: str) -> bool:
     """Returns whether an answer stands in the question, and is neither a value nor the gold answer as it is written.
 
-    In another order, too: `-1 + x^2` for `$x^2 - 1$`.
+    In another order, too: `-1 + x^2` for `$x^2 - 1$`. Of an equation its right side, or all if that is a number.
     """
 
     def bare(text: str) -> str:
-        return re.sub(r"[\s{}$~]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:!]|(?<=\\)[dtc](?=frac)", "", text)
+        noise = r"[\s{}$~]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:!]|(?<=\\)[dtc](?=frac)"
+        text = re.sub(noise, "", text).lower()
+        outer = text.startswith("(") and closing_parenthesis(text, 1, len(text)) == len(text) - 1
+        return text[1:-1] if outer else text
 
     values = [part.value for part in readings(answer)[-1]]
     if all(read_number(value) is not None or not _OPERATOR.search(value) for value in values):
         return False
 
-    def letters(text: str) -> list[str]:
-        return sorted(re.sub(r"\\(?:cdot|times)(?![a-zA-Z])|[+*]", "", bare(text.rpartition("=")[2])))
+    whole = read_number(answer.rpartition("=")[2].strip()) is not None
 
-    value = answer.rpartition("=")[2]
-    if bare(value) in (bare(gold), bare(gold.rpartition("=")[2])) or letters(value) == letters(gold):
+    def side(text: str) -> str:
+        return text if whole else text.rpartition("=")[2]
+
+    def letters(text: str) -> list[str]:
+        return sorted(re.sub(r"\\(?:cdot|times)(?![a-zA-Z])|[+*]", "", bare(side(text))))
+
+    value = bare(side(answer))
+    if value in (bare(gold), bare(side(gold))) or letters(answer) == letters(gold):
         return False
-    return bare(value) in bare(question) or letters(value) in map(letters, _FORMULA.findall(question))
+    return value in bare(question) or letters(answer) in (
+        letters(one[1] or one[2]) for one in _FORMULA.finditer(question)
+    )
 
 
 async def _equal_parts(golds: Sequence[Part], answers: Sequence[Part]) -> bool:

@@ -67,7 +67,9 @@ def tidy(text: str) -> str | None:
     Percent signs are removed because gold answers use them inconsistently: `8%` equals `8` but not 0.08. A number in
     scientific notation is written in digits, single characters such as `½` or `√` as LaTeX, arguments in braces.
     """
+    text = re.sub(r"(?<=[0-9],)\\!\s*(?=[0-9]{3})", "", text)
     text = re.sub(r"\\?\$|\\!|\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])", "", text).replace("{,}", ",")
+    text = re.sub(r"\\\\\[[^\]]*(?:pt|em|ex|mm|cm)\]", r"\\\\", text)
     text = re.sub(r"(?<!\\)\\(?:[,;:> ]|q?quad(?![a-zA-Z]))|~|\s+", " ", text)
     text = re.sub(r"\s*\\?%$", "", re.sub(r" +", " ", text).strip().rstrip(" ."))
     if len(text) > LONGEST:
@@ -180,7 +182,12 @@ _UNITS = {
     "person": "people",
     **dict.fromkeys(("day", "week", "month", "cent", "euro", "unit", "mph", "am", "pm"), ""),
 }
-_CANONICAL = {name: unit for unit, others in _UNITS.items() for name in (unit, f"{unit}s", *others.split())}
+_CANONICAL = {
+    f"{name}{plural}": unit
+    for unit, others in _UNITS.items()
+    for name in (unit, *others.split())
+    for plural in (("", "s") if len(name) > 1 else ("",))
+}
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 _MULTIPLES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _HALVES = frozenset(("am", "pm"))
@@ -192,13 +199,17 @@ _BASES = {name: str(number) for number, name in enumerate(_DIGITS, 2)} | {"sixte
 _NAMES = [name for name in [*_CANONICAL, *_POWERS, *_MULTIPLES] if len(name) > 1]
 _KNOWN = "|".join(sorted(_NAMES, key=len, reverse=True))
 _TEXT = r"\\(?:text|mathrm|textrm|textbf|textit|mbox|rm|operatorname)\s*\{(?:[^{}]|\{[^{}]*\})*\}"
-_BARE = rf"(?:{_KNOWN})(?![a-zA-Z])\.?|(?<= )[a-z]{{4,}}(?![a-zA-Z(])|[ap]\.\s?m\b\.?|(?<= )\(?base[ -][0-9a-z]+\)?"
+# No text matches in two ways, or looking for a unit would take twice as long for every word that a reply repeats.
+_OTHER = rf"(?<= )(?!(?:{_KNOWN})(?![a-zA-Z]))(?:[a-z]{{4,}}|per|of|old|men)(?![a-zA-Z(])"
+_BARE = rf"(?:{_KNOWN})(?![a-zA-Z])\.?|{_OTHER}|[ap]\.\s?m\b\.?|(?<= )\(?base[ -][0-9a-z]+\)?"
 _POWER = r"(?:\s*\^\s*\{?[23]\}?)?"
-_WORDS = re.compile(rf"(?:\s*(?:{_TEXT}|\^\{{\\circ\}}|{_BARE}){_POWER}(?:\s*/\s*)?)+$", re.IGNORECASE)
+_WORDS = re.compile(rf"(?:\s*(?:{_TEXT}|\^\{{\\circ\}}|{_BARE}){_POWER}(?:\s*/)?)+\s*$", re.IGNORECASE)
 """Units at the end of a value."""
 _JOINED = re.compile(rf"([0-9]\s*(?:{_TEXT}|(?:{_KNOWN})(?![a-zA-Z])))\s*(?=[0-9])", re.IGNORECASE)
 """A quantity before another one: 5 ft 7 in."""
-_BASE = re.compile(r"([0-9][0-9A-Fa-f]*)_\s*(?:\{?\\text\{)?\{?([0-9]+|[a-z]+)\}*")
+_BASE = re.compile(
+    r"\(?([0-9][0-9A-Fa-f]*)\)?_\s*[{(]*(?:\\(?:text|mathrm)\s*\{)?\s*(?:base[ -]?\}?\s*)?([0-9]+|[a-z]+)[)}]*"
+)
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 _NAME = re.compile(
     r"(?s)\s*((?:\\[a-zA-Z]+|[a-zA-Z])(?:_(?:\{[^{}]*\}|\w))?(?:\((?:[a-z]|-?[0-9]+)\))?)\s*(?:=|\\in(?![a-zA-Z]))(.*)"
@@ -255,6 +266,8 @@ def is_prose(text: str) -> bool:
 
 def _parts(text: str) -> list[Part]:
     text = re.sub(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])", ",", text)
+    if (phrase := _PHRASE.fullmatch(text.strip())) is not None and "," in phrase[1]:  # \text{A, B}
+        text = phrase[1]
     text = _JOINED.sub(r"\1, ", text)
     named = _NAME.fullmatch(text)
     if (braces := re.fullmatch(r"\s*\\\{(.+)\\\}", text if named is None else named[2])) and r"\{" not in braces[1]:
@@ -361,9 +374,12 @@ _DERIVATIVE = re.compile(r"\\frac\s*\{\s*(?:d|\\partial)(?![a-zA-Z])")
 def operations(text: str) -> set[str]:
     """Returns what an answer leaves to compute besides arithmetic: functions, sums, limits, rounding, factorials.
 
-    Functions of one kind are one operation: a sine may be written as a cosine. `worker` looks for arithmetic.
+    Functions of one kind are one operation: a sine may be written as a cosine. `worker` looks for arithmetic, but
+    for a number beside a fraction of 1 or more, which it reads as a mixed number.
     """
     text = re.sub(r"\\(?:begin|end)\{[a-z]*\}|\\mathbb\{[A-Z]\}", " ", _PHRASE.sub(" ", text))
     found = {next(filter(None, match.groups())) for match in _NAMED.finditer(text)}
+    mixed = re.findall(r"[0-9](?: ?\\frac\{| )([0-9]+)(?:\}\{|/)([0-9]+)", text)
+    found |= {"sum"} if any(int(top) >= int(bottom) for top, bottom in mixed) else set()
     found |= {"derivative"} if _DERIVATIVE.search(text) else set()
     return {_FAMILY.get(name, name) for name in found} - _NOTATION

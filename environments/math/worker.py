@@ -105,10 +105,14 @@ def arithmetic(values: list[Any]) -> set[str]:
 
 
 def cancels(golds: list[Any], answers: list[Any]) -> bool:
-    """Returns whether an answer is made of symbols, constants or irrational roots, where the gold one is rational."""
+    """Returns whether an answer leaves more to do than the gold one.
+
+    It is made of symbols, constants or irrational roots where that is rational, or is an inequality to be solved where
+    that is an interval.
+    """
     from sympy import Float, Function, Pow, Symbol
     from sympy.core.numbers import ImaginaryUnit, NumberSymbol
-    from sympy.core.relational import Relational
+    from sympy.core.relational import Eq, Relational
 
     def made_of(values: list[Any], *kinds: type) -> bool:
         roots = [power for value in values for power in value.atoms(Pow) if not power.exp.is_Integer]
@@ -117,6 +121,12 @@ def cancels(golds: list[Any], answers: list[Any]) -> bool:
     leaves = Symbol, NumberSymbol, ImaginaryUnit
     golds, answers = ([value for value in values if hasattr(value, "atoms")] for values in (golds, answers))
     # An interval is also written as 1 <= x <= 2, and a decimal may stand for an irrational number.
+    bounds = [one for value in answers for one in value.atoms(Relational) if not isinstance(one, Eq)]
+    solved = all(
+        sum(side.is_Symbol for side in one.args) + sum(side.is_number for side in one.args) == 2 for one in bounds
+    )
+    if not solved and not any(value.has(Relational) for value in golds):
+        return True
     unbound = [value for value in answers if not value.has(Relational)]
     return bool(golds) and not made_of(golds, *leaves, Float, Function) and made_of(unbound, *leaves)
 

@@ -210,3 +210,11 @@ def test_one_bracing_does_not_change_another() -> None:
     for text in (r"\frac 1 3", "2^3 5^2", r"\log_2 3", "√(x+1)", "a_1", r"\frac{√3}2", "x²y³", "sqrt(2)", "½"):
         once = tidy(text)
         assert once is not None and tidy(once) == once
+
+
+@pytest.mark.parametrize("words", [" dollars", " km/", r"\text{ m}", " hours /", " cups of", "^{\\circ}", " square", " base 2"])
+@pytest.mark.parametrize("end", ["", "?", " (", "7"])
+def test_units_that_a_reply_repeats_are_read_at_once(words: str, end: str) -> None:
+    """As many as an answer may have: were there two ways to read one, it would take hours."""
+    text = f"5{words * (240 // len(words))}{end}"
+    assert len(readings(text)[-1]) >= 1
