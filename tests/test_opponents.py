@@ -162,6 +162,28 @@ def test_the_rating_of_a_long_run_stays_true(strong: float) -> None:
     assert again.metrics()["opponents/elo"] == rating
 
 
+def test_the_rating_of_a_policy_that_levels_off_stays_in_its_interval() -> None:
+    """400 points within 18 steps, then none for 180: with one deviation for all neighbours they shrink to 230."""
+    held, errors = 0, []
+    for seed in range(6):
+        rng, made = random.Random(seed), OpponentPool("player", {"current": 1, "past": 1}, 8, 5, "prioritized", seed)
+        made.freeze(0)
+        for step in range(1, 201):
+            games = []
+            for opponent in (made.draw(step, task, 0) for task in range(16)):
+                lead = 400 * (math.exp(-opponent.step / 6) - math.exp(-(step - 1) / 6))
+                chance = 1 / (1 + 10 ** (-lead / 400))
+                games += [(opponent, 1.0 if rng.random() < chance else -1.0) for _ in range(2) if opponent.slot]
+            made.add(games, step)
+            if made.is_due(step):
+                made.freeze(step)
+        found = made.metrics()
+        errors.append(found["opponents/elo"] - 400)
+        held += abs(errors[-1]) <= found["opponents/elo_margin"]
+    assert held >= 5
+    assert abs(sum(errors)) / len(errors) < 80
+
+
 def test_a_rating_is_made_when_there_are_more_games(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a long run takes seconds."""
     made, rated = filled(), []

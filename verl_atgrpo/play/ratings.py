@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -14,6 +16,8 @@ _SCALE = 400 / math.log(10)
 """Elo points of a unit of log-odds: 400 points are odds of ten to one."""
 _DRIFTS = (10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 """Standard deviations of neighbours' differences around their mean, in points, equally likely before any game."""
+_HALVED = (2.0, 8.0, math.inf)
+"""After how many neighbours a deviation is halved, as equally likely: most policies learn fast, then level off."""
 _COURSE = 100.0
 """Standard deviation of that mean."""
 _NORMAL = 1.959964
@@ -68,9 +72,11 @@ def elo(games: Mapping[tuple[int, int], tuple[float, float]]) -> dict[int, Ratin
             np.add.at(full, (one, other), -weights)
         return float((scores * leads - numbers * np.logaddexp(0, leads)).sum()), gradient[:-1], full[:-1, :-1]
 
-    def posterior(drift: float) -> tuple[float, Array, Array]:
+    @functools.cache
+    def posterior(first: float, halved: float) -> tuple[float, Array, Array]:
         """Returns the logarithm of the games' probability, the mode, and the variances around it."""
-        spread = (drift**2 * np.eye(len(players)) + _COURSE**2) / _SCALE**2
+        drifts = np.maximum(first * 0.5 ** (np.arange(len(players)) / halved), _DRIFTS[0])
+        spread = (np.diag(drifts**2) + _COURSE**2) / _SCALE**2
         precision = apart.T @ np.linalg.inv(spread) @ apart
         ratings = np.zeros(len(players))
         for _ in range(100):
@@ -85,7 +91,9 @@ def elo(games: Mapping[tuple[int, int], tuple[float, float]]) -> dict[int, Ratin
         evidence = value - float(ratings @ precision @ ratings + determinant) / 2
         return evidence, ratings, np.diag(np.linalg.inv(information + precision))
 
-    evidences, modes, variances = zip(*map(posterior, _DRIFTS), strict=True)
+    # Small ones hardly differ when halved, so they stay as they are.
+    priors = [(first, halved if first >= 80 else math.inf) for first in _DRIFTS for halved in _HALVED]
+    evidences, modes, variances = zip(*itertools.starmap(posterior, priors), strict=True)
     likelihoods = np.exp(np.array(evidences) - max(evidences))
     weights = likelihoods / likelihoods.sum()
     ratings = weights @ np.array(modes)
