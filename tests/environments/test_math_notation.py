@@ -212,7 +212,9 @@ def test_one_bracing_does_not_change_another() -> None:
         assert once is not None and tidy(once) == once
 
 
-@pytest.mark.parametrize("words", [" dollars", " km/", r"\text{ m}", " hours /", " cups of", "^{\\circ}", " square", " base 2"])
+@pytest.mark.parametrize(
+    "words", [" dollars", " km/", r"\text{ m}", " hours /", " cups of", "^{\\circ}", " square", " base 2"]
+)
 @pytest.mark.parametrize("end", ["", "?", " (", "7"])
 def test_units_that_a_reply_repeats_are_read_at_once(words: str, end: str) -> None:
     """As many as an answer may have: were there two ways to read one, it would take hours."""

@@ -43,7 +43,7 @@ def advantages_of(preset: str, rewards: torch.Tensor, groups: torch.Tensor) -> t
     if preset == "gigpo":
         inputs["anchors"] = one
     if preset == "m_grpo":
-        inputs["mains"] = no
+        inputs["mains"], inputs["turns"] = no, one
     return group_advantages(rewards, groups, SPECS[preset], **inputs)
 
 

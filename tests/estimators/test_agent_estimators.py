@@ -23,7 +23,8 @@ def test_one_agent_without_a_scale_in_the_tree() -> None:
 def test_leave_one_out_and_raw_singletons_for_one_agent() -> None:
     own = {"center": "leave_one_out", "scale": "none", "singleton": "raw"}
     choice = {"preset": "dr_grpo", "agents": {"tool": own}}
-    uids = [*TREE, "t.0.tool.1#0@tool", "t.0.planner.1#0@planner"]
+    uids = [label.replace("#0", f"#{number}") for number, label in enumerate(TREE)]
+    uids += ["t.0.tool.1#0@tool", "t.0.planner.1#0@planner"]
     result = estimate(uids, [1, 2, 6, 0, 1, 7, 7], {"at_grpo_estimator": choice})
     assert result == pytest.approx([-3, -1.5, 4.5, -0.5, 0.5, 7, 0])
 

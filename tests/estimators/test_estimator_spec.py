@@ -106,7 +106,7 @@ def test_needs_are_those_of_all_agents() -> None:
         "dr_mas": {"agent"},
         "rae": {"baseline"},
         "gigpo": {"trajectory", "left", "anchor"},
-        "m_grpo": {"trajectory", "agent", "left"},
+        "m_grpo": {"trajectory", "agent", "turn", "left"},
     }
     assert resolve_spec({"preset": "gigpo", "step_scope": "agent"}).needs >= {"agent"}
     assert resolve_spec({"preset": "grpo", "agents": {"a": {"ddof": 0}}}).needs == {"agent"}

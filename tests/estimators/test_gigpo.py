@@ -63,8 +63,9 @@ def test_the_preset_is_the_published_one() -> None:
 
 
 def test_leave_one_out_holds_in_both_terms() -> None:
-    # Episodes 1, 0, 1: 1 - 1/2, 0 - 1, 1 - 1/2. In A .5, 0, 0, 1: .5 - 1/3, 0 - 1.5/3, the same, 1 - .5/3.
-    episode, step = [0.5, 0.5, -1, 0, -1, -1, 0.5], [1 / 6, 0, -0.5, 0, -0.5, 0, 5 / 6]
+    # Episodes 1, 0, 1: 1 - 1/2, 0 - 1, 1 - 1/2. In A .5, 0, 0, 1, both zeros of one
+    # episode: .5 - 1/3, 0 - 1.5/2, the same, 1 - .5/3.
+    episode, step = [0.5, 0.5, -1, 0, -1, -1, 0.5], [1 / 6, 0, -0.75, 0, -0.75, 0, 5 / 6]
     result = estimate(UIDS, REWARDS, gigpo(scale="none", center="leave_one_out"))
     assert result == pytest.approx([a + b for a, b in zip(episode, step, strict=True)], abs=1e-12)
 

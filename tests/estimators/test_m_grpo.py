@@ -56,6 +56,21 @@ def test_one_call_an_episode_is_the_first() -> None:
     assert estimate(UIDS, REWARDS, m_grpo(1)) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5, 6, 7], [7, 2, 5, 0, 3, 6, 1, 4]])
+def test_the_first_of_calls_made_at_once_are_those_of_the_first_turns(order: list[int]) -> None:
+    """Updates deal rows in another order than that in which filter and metrics see them."""
+    calls = [("searcher", 2, 1), ("searcher", 1, 1), ("searcher", 0, 1), ("main", 0, 0)]
+    rows = [
+        {"group": "q", "episode": episode, "agent": agent, "turn": turn, "left": left}
+        for episode in "uv"
+        for agent, turn, left in calls
+    ]
+    rewards = tensor(1, 1, 1, 1, 0, 0, 0, 0)
+    spec = resolve_spec({"preset": "m_grpo", "main_agent": "main", "sub_calls": 2, "eps": 0})
+    result = team_advantages(rewards[order], [rows[row] for row in order], spec).tolist()
+    assert dict(zip(order, result, strict=True)) == dict(enumerate([0, 1, 1, 1, 0, -1, -1, -1]))
+
+
 def test_calls_with_scores_of_their_own_from_the_team_to_the_advantages() -> None:
     """As in the paper: a call earns the episode's outcome and its own score, the main agent the outcome alone."""
 
@@ -160,7 +175,7 @@ def test_the_main_agents_episode_has_one_outcome() -> None:
 
 
 def test_an_incomplete_preset_computes_nothing() -> None:
-    columns = {name: ids(0) for name in ("units", "agents", "left")}
+    columns = {name: ids(0) for name in ("units", "agents", "turns", "left")}
     with pytest.raises(ValueError, match="'m_grpo' has no sub_calls"):
         group_advantages(tensor(1), ids(0), PRESETS["m_grpo"], mains=torch.tensor([True]), **columns)
 
@@ -204,6 +219,12 @@ def test_equals_grpo_on_copied_rows(rows: list[Any], calls: int, ddof: int) -> N
         expected.append(once if agent == 0 else once * copies.count(position))
     spec: EstimatorSpec = resolve_spec({"preset": "m_grpo", "main_agent": "main", "sub_calls": calls, "ddof": ddof})
     task, episode, agent, reward, left = zip(*rows, strict=True)
-    others = {"units": ids(*episode), "agents": ids(*agent), "left": ids(*left), "mains": ids(*agent) == 0}
+    others = {
+        "units": ids(*episode),
+        "agents": ids(*agent),
+        "left": ids(*left),
+        "turns": ids(*[0] * len(left)),
+        "mains": ids(*agent) == 0,
+    }
     result = group_advantages(tensor(*reward), ids(*task), spec, **others)
     torch.testing.assert_close(result, tensor(*expected), rtol=1e-7, atol=1e-7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from verl_atgrpo import Candidate, Outcome, Score
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
-from verl_atgrpo.train.estimators.advantages import group_advantages
+from verl_atgrpo.train.estimators.advantages import group_advantages, team_advantages
 from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
@@ -143,6 +144,44 @@ def test_leave_one_out_of_the_agents_own_rows() -> None:
     # a 0, 4: each against the other; b 1, 2, 6 as in RLOO: 1 - 4, 2 - 3.5, 6 - 1.5.
     spec = resolve_spec({"preset": "rloo", "center_scope": "agent"})
     assert advantages(spec, [0, 1, 2, 4, 6], "abbab") == [-4, -3, -1.5, 4, 4.5]
+
+
+def test_leave_one_out_leaves_out_all_of_an_episode() -> None:
+    """Its rows share what follows. Rewards 1, 0, 0 of episodes with 2, 1 and 3 rows, and one of another task."""
+    labels = ["q#0@a", "q#0@b", "q#1@a", "q#2@a", "q#2@a", "q#2@b", "p#0@a"]
+    rewards = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 5.0]
+    result = estimate(labels, rewards, {"at_grpo_estimator": {"preset": "rloo", "singleton": "raw"}})
+    assert result == pytest.approx([1, 1, -2 / 5, -2 / 3, -2 / 3, -2 / 3, 5])
+    # An agent's rows alone: a 1, 0 and twice 0, b 1 and 0; divided by .5, the std of a's, and .7071068.
+    scoped = {"preset": "rloo", "center_scope": "agent", "scale_scope": "agent", "scale": "std", "eps": 0}
+    result = estimate(labels, rewards, {"at_grpo_estimator": scoped})
+    assert result == pytest.approx([2, 2**0.5, -2 / 3, -1, -1, -(2**0.5), 0])
+
+
+def test_leave_one_out_of_a_decision_leaves_out_the_candidate() -> None:
+    rows = [{"group": "d", "episode": "u_0", "agent": "a", "candidate": number} for number in range(3)]
+    rewards = torch.tensor([1, 2, 6], dtype=torch.float64)
+    assert team_advantages(rewards, rows, resolve_spec("rloo")).tolist() == [-3, -1.5, 4.5]
+
+
+@pytest.mark.parametrize("episodes", [2, 3])
+def test_leave_one_out_is_the_exact_gradient_where_long_episodes_fail(episodes: int) -> None:
+    """A first reply ends the episode with .6, or goes on: to a reward of 1, or through eight more turns to 0.
+
+    The mean of all rows, in which failures weigh nine times as much, would push towards what is worth less.
+    """
+    go_on, win, safe = 0.5, 0.5, 0.6
+    ends = [(1 - go_on, safe, [-go_on]), (go_on * win, 1.0, [1 - go_on, 0]), (go_on * win, 0.0, [1 - go_on] + [0] * 9)]
+    update = {"rloo": 0.0, "dr_grpo": 0.0}
+    for drawn in itertools.product(ends, repeat=episodes):
+        rows = [{"group": "q", "episode": number, "agent": "a"} for number, one in enumerate(drawn) for _ in one[2]]
+        rewards = torch.tensor([one[1] for one in drawn for _ in one[2]], dtype=torch.float64)
+        score = torch.tensor([value for one in drawn for value in one[2]], dtype=torch.float64)
+        chance = math.prod(one[0] for one in drawn) / episodes
+        for name in update:
+            update[name] += chance * float(team_advantages(rewards, rows, resolve_spec(name)) @ score)
+    assert update["rloo"] == pytest.approx(go_on * (1 - go_on) * (win - safe))
+    assert update["dr_grpo"] > update["rloo"] + 0.01
 
 
 def test_no_centre_is_scaled_by_the_agents_own_spread() -> None:

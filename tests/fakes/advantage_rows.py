@@ -32,6 +32,7 @@ def tags_of(label: str) -> dict[str, Any]:
         "group": group,
         "episode": f"{group}_{episode}",
         "agent": agent,
+        "turn": 0,
         "left": left and int(left),
         "anchor": anchor,
     }

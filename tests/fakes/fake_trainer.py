@@ -82,6 +82,7 @@ class FakeRollout:
         self.weights = 0
         self._left: dict[str, int] = {}
         self._recorded: dict[str, bool] = {}
+        self._submission: dict[str, int] = {}
         self._began: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
         self._paused = self._asleep = False
@@ -97,6 +98,7 @@ class FakeRollout:
         self._recorded |= dict(zip(batch["uid"], batch[RECORDED].tolist(), strict=True))
         if OPPONENT in batch and self.sides:
             self.opponents |= dict(zip(batch["uid"], list(batch[OPPONENT]), strict=True))
+        self._submission |= dict(zip(batch["uid"], batch[SUBMISSION].tolist(), strict=True))
         step = int(batch["global_steps"])
         self.seeds += [
             (step, int(task), int(deal)) for task, deal in zip(batch["index"], batch[SUBMISSION], strict=True)
@@ -184,6 +186,7 @@ class FakeRollout:
                     "task": task,
                     "num_turns": len(rewards),
                     "global_steps": self.items[uid]["global_steps"],
+                    SUBMISSION: self._submission[uid],
                     "prompt_len": 1,
                     "response_len": 1,
                     "seq_len": 2,

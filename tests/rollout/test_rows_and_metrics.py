@@ -151,6 +151,19 @@ def test_an_episodes_reward_may_be_the_sum_of_its_answers_scores() -> None:
     assert {row.tags["episode_reward"] for row in rows} == {0.25}  # what metrics report
 
 
+def test_a_sum_of_scores_is_the_same_whichever_decision_ended_first() -> None:
+    first, middle, last = FAILED.decisions
+    decisions = [
+        replace(one, candidates=(replace(one.candidates[0], reward=reward),), committed=0)
+        for one, reward in zip((first, middle, last), (0.1, 0.2, 0.3), strict=True)
+    ]
+    sums = {
+        next(training_rows("uid", 0, replace(FAILED, decisions=order), "parallel", episode_reward="scores")).reward
+        for order in (decisions, decisions[::-1], [decisions[2], decisions[0], decisions[1]])
+    }
+    assert len(sums) == 1
+
+
 @pytest.mark.parametrize("scheme", ["tree", "parallel"])
 def test_what_is_not_trained_has_rows_of_its_own_beside_the_others(scheme: str) -> None:
     first, draft, last = FAILED.decisions

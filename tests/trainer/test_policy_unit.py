@@ -36,6 +36,7 @@ from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.estimators.value import Moments
 from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
 from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.rows.row_advantages import policy_advantages
 from verl_atgrpo.train.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.train.serving.health import PolicyFailed
 from verl_atgrpo.train.serving.workers import PolicyWorker
@@ -885,6 +886,18 @@ def test_a_value_critic_reads_with_the_base_and_learns_after_it_has_scored(make:
         update = one.train(third, 3)
         assert {*third.keys} < {*update.rows.keys}, "its rows are removed, with their padding"
         assert scores_of(third) == expected, "prompts without hindsight are others"
+
+
+def test_where_all_episodes_earn_the_same_no_score_is_a_signal(make: Make) -> None:
+    """In float32 .1 is another number, and a division by the spread would make 1e-9 an advantage."""
+    policy = make(**LORA)
+    critic = ValueCritic(CriticSettings(lam=0.5), [policy.unit])
+    for step in (1, 2, 3):
+        rows = asked(policy, step, ("a0", 5, [77], 0.1), ("a0", 6, [77], 0.1), ("b0", 7, [77], 0.1))
+        critic.train(rows, step)
+        tags = [{**one, "reward": one.get("score", 0.0)} for one in rows.real.tags]
+    assert len(scores_of(rows)) == 3
+    assert policy_advantages(tags, PRESETS["dr_mas"]).tolist() == [0.0] * 3
 
 
 def test_parts_of_a_mixture_have_values_of_their_own(make: Make) -> None:

@@ -256,8 +256,8 @@ class AtGrpoConfig(Section):
     branch: BranchSettings | None = None
     """Settings of `scheme: branch` (below)."""
     episode_reward: Literal["outcome", "scores", "own"] = "outcome"
-    """The reward of a row with `parallel`: the team reward of its episode's `outcome`, the sum of the episode's mixed
-    `scores`, or its `own` mixed score."""
+    """The reward of a row with `parallel`: the team reward of its episode's `outcome`, the sum of the mixed
+    `scores` of its trained decisions, or its `own` mixed score."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
     estimator: str | Options = "at_grpo"

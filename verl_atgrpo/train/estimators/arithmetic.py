@@ -18,19 +18,27 @@ def standardise(
     spec: EstimatorSpec,
     scale_groups: Tensor | None = None,
     weights: Tensor | None = None,
+    units: Tensor | None = None,
 ) -> Tensor:
     """Returns values minus the spec's `center`, divided by its `scale`; a group of one gets its `singleton`.
 
     Shapes: values (N,) float64; groups (N,) int64, any integers; scale_groups (N,) int64, the groups of the scale if
-    they differ; weights (N,) float64, how often a value counts, by default once -> (N,).
+    they differ; weights (N,) float64, how often a value counts, by default once; units (N,) int64, the episodes that
+    `leave_one_out` leaves out, by default the value alone -> (N,).
     """
     group, size, deviation = deviations(values, groups, weights)
     result = values if spec.center == "none" else deviation
     # One factor for each group, gathered once: gathers take most of the time.
-    factor = size.new_ones(len(size))
-    if spec.center == "leave_one_out":
+    factor, alone = size.new_ones(len(size)), None
+    if spec.center == "leave_one_out" and units is None:
         # r_i - (S - r_i) / (n - 1), computed from the deviation for precision.
         factor = size / (size - 1)
+    elif spec.center == "leave_one_out":
+        # r_i - (S - S_u) / (n - n_u) with the sum and the number of the rows of its episode.
+        unit, total = dense(pairs(group, units))
+        others = size[group] - unit.bincount(minlength=total)[unit]
+        result = deviation + group_sum(deviation, unit, total)[unit] / others.clamp(min=1)
+        alone = others == 0
     if scale_groups is not None:
         other, other_size, spread = deviations(values, scale_groups, weights)
         ones = other_size.new_ones(len(other_size))
@@ -39,7 +47,11 @@ def standardise(
         factor = _over_std(factor, group, size, deviation, spec, weights)
     # The factor of a group of one may be 0 / 0, and 0 * nan is nan.
     result = result * factor.where(size > 1, 0.0)[group]
-    return values.where((size == 1)[group], result) if spec.singleton == "raw" else result
+    if alone is not None:
+        result = result.masked_fill(alone, 0.0)
+    if spec.singleton == "zero":
+        return result
+    return values.where((size == 1)[group] if alone is None else alone, result)
 
 
 def deviations(values: Tensor, groups: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,7 +25,7 @@ def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec, weights: Ten
     scopes = {"group": labels["groups"], "agent": pairs(labels["groups"], labels["agents"])}
     same = spec.scale == "none" or spec.scale_scope == spec.center_scope
     scale_groups = None if same else scopes[spec.scale_scope]
-    return standardise(values, scopes[spec.center_scope], spec, scale_groups, weights)
+    return standardise(values, scopes[spec.center_scope], spec, scale_groups, weights, labels.get("units"))
 
 
 def inflation_factors(rewards: Tensor, agents: Sequence[str], tasks: Tensor) -> dict[str, float]:

@@ -25,4 +25,4 @@ def step_term(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     if spec.step_scope == "agent":
         same_prompt = pairs(same_prompt, labels["agents"])
     returns = values * spec.step_gamma ** labels["left"].double()
-    return standardise(returns, same_prompt, replace(spec, singleton="zero"))
+    return standardise(returns, same_prompt, replace(spec, singleton="zero"), units=labels.get("units"))

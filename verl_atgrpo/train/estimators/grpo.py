@@ -16,4 +16,4 @@ PRESET = EstimatorSpec(name="grpo")
 
 def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     """Returns the advantages of rows that are compared with their whole group: (N,) float64 -> (N,)."""
-    return standardise(values, labels["groups"], spec)
+    return standardise(values, labels["groups"], spec, units=labels.get("units"))

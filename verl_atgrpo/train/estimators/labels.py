@@ -17,13 +17,14 @@ from verl_atgrpo.train.estimators.spec import EstimatorSpec, Need
 TAGS: Mapping[Need, tuple[str, str]] = {
     "agent": ("agent", "agents"),
     "trajectory": ("episode", "units"),
+    "turn": ("turn", "turns"),
     "left": ("left", "left"),
     "anchor": ("anchor", "anchors"),
     "baseline": ("baseline", "baselines"),
 }
 """Label that an estimator needs beside the group -> the row's tag, and its name in `spec.Labels`."""
 
-_NUMBERS: Mapping[Need, torch.dtype] = {"left": torch.int64, "baseline": torch.float64}
+_NUMBERS: Mapping[Need, torch.dtype] = {"turn": torch.int64, "left": torch.int64, "baseline": torch.float64}
 """Labels that are numbers, not names."""
 
 
@@ -49,8 +50,10 @@ def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> dict[str,
     needs = spec.needs
     ids = {"groups": factorise([row["group"] for row in rows])[0]}
     for need, (_, name) in TAGS.items():
-        if need in needs:
+        if need in needs or (need == "trajectory" and spec.center == "leave_one_out"):
             found = _tags(rows, need, spec)
+            if need == "trajectory" and spec.unit == "row":  # a candidate of a decision is a sample of its own
+                found = list(zip(found, (row.get("candidate", 0) for row in rows), strict=True))
             ids[name] = torch.tensor(found, dtype=_NUMBERS[need]) if need in _NUMBERS else factorise(found)[0]
     if spec.main_agent is not None:
         ids["mains"] = rows_of_agent(rows, spec.main_agent, spec)

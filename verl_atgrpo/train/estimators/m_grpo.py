@@ -34,7 +34,7 @@ def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
         raise ValueError(
             f"units: the main agent's rows of trajectory {unit} have different rewards; it has one outcome"
         )
-    position, number = _order(call, total, labels["left"])
+    position, number = _order(call, total, labels)
     copies = spec.sub_calls // number + (position < spec.sub_calls % number)
     # The first row of the main agent stands for the episode in the statistics; all its rows get the advantage.
     weights = copies.where(~mains, (position == 0).long())
@@ -42,10 +42,11 @@ def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     return copies.to(values.dtype) * dr_mas.advantages(values, labels, spec, weights.to(values.dtype))
 
 
-def _order(call: Tensor, total: int, left: Tensor) -> tuple[Tensor, Tensor]:
+def _order(call: Tensor, total: int, labels: Labels) -> tuple[Tensor, Tensor]:
     """Returns each row's position among the rows of its episode and agent, earliest first, and their number: (N,)."""
     count = call.bincount(minlength=total)
-    # Sorted by episode and agent, then by decision; by the order in the batch where an agent makes several at once.
-    order = left.argsort(descending=True, stable=True)
+    # Sorted by episode and agent, then by decision; by turn where an agent makes several at once.
+    order = labels["turns"].argsort()
+    order = order[labels["left"][order].argsort(descending=True, stable=True)]
     order = order[call[order].argsort(stable=True)]
     return order.argsort() - (count.cumsum(0) - count)[call], count[call]

@@ -26,14 +26,15 @@ Scale = Literal["std", "none"]
 Singleton = Literal["zero", "raw"]
 Scope = Literal["group", "agent"]
 ByTask = Literal["none", "rows", "tokens"]
-Need = Literal["trajectory", "agent", "left", "anchor", "baseline"]
+Need = Literal["trajectory", "agent", "turn", "left", "anchor", "baseline"]
 Discount = Annotated[float, Gt(0), Le(1)]
 AgentName = Annotated[str, Match(r"^[^\W\d]\w*(\.[^\W\d]\w*)?$", "an agent's name")]
 """In a mixture `<part>.<agent>`."""
 Labels: TypeAlias = Mapping[str, Tensor]
 """What a formula reads of N rows beside their rewards, (N,) each: `groups`, `units` (episodes), `agents` and `anchors`
-(prompts) are int64 ids, `left` is the int64 number of the episode's decisions that started later, `mains` is true for
-the rows of the main agent, `baselines` are float64. `groups` are always there, the others if the spec `needs` them."""
+(prompts) are int64 ids, `turns` are int64, `left` is the int64 number of the episode's trained decisions that started
+later, `mains` is true for the rows of the main agent, `baselines` are float64. `groups` are always there, the others if
+the spec `needs` them, and a team's `units` with `leave_one_out`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,8 @@ class EstimatorSpec:
     `sub_calls` per episode in which it acted, as if its rows had been copied or dropped."""
 
     center: Center = "mean"
-    """The baseline. "leave_one_out" excludes a row's own reward, so that the gradient is unbiased."""
+    """The baseline. "leave_one_out" is the mean of the other episodes' rows, or of a decision's other
+    candidates, so that the gradient is unbiased."""
 
     scale: Scale = "std"
     """The divisor. "std" gives groups that are nearly solved the largest gradients; "none" does not."""
@@ -75,7 +77,7 @@ class EstimatorSpec:
     """The rows of the divisor, as in `center_scope`. If they have no spread, values are not scaled."""
 
     discount: Discount = 1.0
-    """Factor of a row's reward for each later decision of its episode: below 1, what is decided last counts most, and
+    """Factor of a row's reward for each later trained decision of its episode: below 1, what is decided last counts most, and
     a short way to the reward more than a long one. Not in the step term, which has its own."""
 
     main_agent: AgentName | None = None
@@ -89,7 +91,7 @@ class EstimatorSpec:
     prompt, with the same center, scale, ddof and eps."""
 
     step_gamma: Discount = 1.0
-    """Discount of the outcome per later decision of the episode, in the step term."""
+    """Discount of the outcome per later trained decision of the episode, in the step term."""
 
     step_scope: Scope = "group"
     """The rows with the same prompt that the step term compares: the whole group's, or the row's own agent's."""
@@ -157,7 +159,7 @@ class EstimatorSpec:
         if self.unit == "trajectory":
             needs.add("trajectory")
         if self.unit == "call":
-            needs |= {"trajectory", "agent", "left"}
+            needs |= {"trajectory", "agent", "turn", "left"}
         if self.step_weight:
             needs |= {"left", "anchor"}
         if self.discount != 1:

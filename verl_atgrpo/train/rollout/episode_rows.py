@@ -6,6 +6,7 @@ its tags hold what the update and the metrics need.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -60,7 +61,8 @@ def training_rows(
     trained = [(place, *one) for place, one in enumerate(_numbered(record)) if one[1].trained]
     whole = record.outcome.team_reward
     if episode_reward == "scores":
-        whole = sum(decision.candidates[decision.committed].reward for _, _, decision in trained)
+        # In the order in which decisions end, so rounding must not tell.
+        whole = math.fsum(decision.candidates[decision.committed].reward for _, _, decision in trained)
     for place, first, decision in trained:
         group = uid if scheme == "parallel" else f"{uid}.{session}.{decision.name}"
         left = {"left": sum(later.after > place for _, _, later in trained)} if "left" in needs else {}
@@ -189,7 +191,7 @@ def critic_rows(
 
 
 SUBMISSION = "submission"
-"""Field of a submitted task: its number of earlier submissions in the same step."""
+"""Field of a submitted training task, and tag of its rows: its number of earlier submissions in the same step."""
 RECORDED = "recorded"
 """Field of a submitted training task: whether rows that are not trained on are written, for the records."""
 OPPONENT = "opponent"

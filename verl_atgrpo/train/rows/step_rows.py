@@ -62,16 +62,16 @@ class StepRows(Batch):
         return self.tags[start:]
 
     def sort(self) -> None:
-        """Sorts rows, and the critic's, by task, step of submission, episode, scope, agent, turn and candidate.
+        """Sorts rows, and the critic's, by task, submission, episode, scope, agent, turn and candidate.
 
         They arrive in the order in which episodes end, and mini-batches follow the order of rows: sorted, equal
         rollouts give equal updates.
         """
 
         def place(key: str, tags: Tags) -> tuple[Any, ...]:
-            # A task may be submitted twice: in two steps, or in one in which a new epoch begins; then by random uid.
-            uid, session, _ = key.rsplit("_", 2)
-            of_task = tags["task"], tags["global_steps"], uid, int(session)
+            # A task may be submitted twice: in two steps, or in one in which a new epoch begins.
+            _, session, _ = key.rsplit("_", 2)
+            of_task = tags["task"], tags["global_steps"], tags["submission"], int(session)
             return *of_task, tags["scope"], tags["agent"], tags["turn"], tags["candidate"]
 
         for rows in (self, self.of_critic):

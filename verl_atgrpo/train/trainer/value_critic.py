@@ -47,7 +47,7 @@ class ValueCritic:
             update = Update(batch.take(of_base), {}, timing)
             states |= zip(of_base, self._states(update, global_steps), strict=True)
             rows += update.rows
-        rewards = batch.column("episode_reward").double()
+        rewards = torch.tensor([tags["episode_reward"] for tags in batch.tags], dtype=torch.float64)
         values = torch.full_like(rewards, torch.nan)
         shares = torch.zeros((2, len(rewards)), dtype=torch.float64)
         for group in dict.fromkeys(groups):
