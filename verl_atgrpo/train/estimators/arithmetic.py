@@ -30,15 +30,16 @@ def standardise(
     result = values if spec.center == "none" else deviation
     # One factor for each group, gathered once: gathers take most of the time.
     factor, alone = size.new_ones(len(size)), None
-    if spec.center == "leave_one_out" and units is None:
-        # r_i - (S - r_i) / (n - 1), computed from the deviation for precision.
-        factor = size / (size - 1)
-    elif spec.center == "leave_one_out":
-        # r_i - (S - S_u) / (n - n_u) with the sum and the number of the rows of its episode.
-        unit, total = dense(pairs(group, units))
-        others = size[group] - unit.bincount(minlength=total)[unit]
-        result = deviation + group_sum(deviation, unit, total)[unit] / others.clamp(min=1)
-        alone = others == 0
+    if spec.center == "leave_one_out":
+        if units is None:
+            # r_i - (S - r_i) / (n - 1), computed from the deviation for precision.
+            factor = size / (size - 1)
+        else:
+            # r_i - (S - S_u) / (n - n_u) with the sum and the number of its episode's rows.
+            unit, total = dense(pairs(group, units))
+            others = size[group] - unit.bincount(minlength=total)[unit]
+            result = deviation + group_sum(deviation, unit, total)[unit] / others.clamp(min=1)
+            alone = others == 0
     if scale_groups is not None:
         other, other_size, spread = deviations(values, scale_groups, weights)
         ones = other_size.new_ones(len(other_size))

@@ -33,8 +33,8 @@ AgentName = Annotated[str, Match(r"^[^\W\d]\w*(\.[^\W\d]\w*)?$", "an agent's nam
 Labels: TypeAlias = Mapping[str, Tensor]
 """What a formula reads of N rows beside their rewards, (N,) each: `groups`, `units` (episodes), `agents` and `anchors`
 (prompts) are int64 ids, `turns` are int64, `left` is the int64 number of the episode's trained decisions that started
-later, `mains` is true for the rows of the main agent, `baselines` are float64. `groups` are always there, the others if
-the spec `needs` them, and a team's `units` with `leave_one_out`."""
+later, `mains` is true for the rows of the main agent, `baselines` are float64. `groups` are always there, the others
+if the spec `needs` them, and a team's `units` with `leave_one_out`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,8 @@ class EstimatorSpec:
     """The rows of the divisor, as in `center_scope`. If they have no spread, values are not scaled."""
 
     discount: Discount = 1.0
-    """Factor of a row's reward for each later trained decision of its episode: below 1, what is decided last counts most, and
-    a short way to the reward more than a long one. Not in the step term, which has its own."""
+    """Factor of a row's reward for each later trained decision of its episode: below 1, what is decided last counts
+    most, and a short way to the reward more than a long one. Not in the step term, which has its own."""
 
     main_agent: AgentName | None = None
     """The agent with one value per episode, with unit "call"."""
