@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -79,17 +79,14 @@ class Rules:
 @functools.cache
 def _lines(rules: Rules) -> list[tuple[int, ...]]:
     """Returns the cells of every row, column and diagonal of the winning length."""
-
-    def found() -> Iterator[tuple[int, ...]]:
-        for row in range(rules.rows):
-            for column in range(rules.columns):
-                for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
-                    last_row, last_column = row + down * (rules.length - 1), column + right * (rules.length - 1)
-                    if last_row < rules.rows and 0 <= last_column < rules.columns:
-                        steps = range(rules.length)
-                        yield tuple((row + down * n) * rules.columns + column + right * n for n in steps)
-
-    return list(found())
+    reach = rules.length - 1
+    return [
+        tuple((row + down * n) * rules.columns + column + right * n for n in range(rules.length))
+        for row in range(rules.rows)
+        for column in range(rules.columns)
+        for down, right in ((0, 1), (1, 0), (1, 1), (1, -1))
+        if row + down * reach < rules.rows and 0 <= column + right * reach < rules.columns
+    ]
 
 
 @functools.lru_cache(1 << 18)

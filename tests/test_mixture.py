@@ -117,19 +117,6 @@ def test_a_part_without_tasks_is_named() -> None:
     mixture(a={"name": "sums"}, b={"name": "sums", "tasks": 0, "weight": 0})
 
 
-def test_a_part_knows_policies_and_sampling_of_its_agents() -> None:
-    class Inner:
-        def policy_name(self, agent: str) -> str:
-            return f"policy of {agent}"
-
-        def sampling_of(self, agent: str) -> dict[str, str]:
-            return {"agent": agent}
-
-    team = PartTeam(Inner(), "walk", ["guide"])  # type: ignore[arg-type]
-    assert team.policy_name("guide") == "policy of walk.guide"
-    assert team.sampling_of("guide") == {"agent": "walk.guide"}
-
-
 def test_validation_has_each_parts_tasks_and_data_sets() -> None:
     made = mixture(a={"name": "sets", "val_tasks": 5}, b={"name": "sets", "val_tasks": 1}, sums=None)
     assert made.num_tasks("val") == 3 + 1 + 3

@@ -127,10 +127,8 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         """Returns what is wrong with a problem's answer."""
         if not await asyncio.to_thread(verifiable, task.answer):
             return "its answer cannot be verified"
-        own, empty = (parse_answer(reply) for reply in (rf"\boxed{{{task.answer}}}", ""))
-        if not await task.solved_by(own):
-            return "its own solution fails"
-        return "the empty reply passes" if await task.solved_by(empty) else None
+        own = parse_answer(rf"\boxed{{{task.answer}}}")
+        return None if await task.solved_by(own) else "its own solution fails"
 
     # ------------------------------------------------------------------ answering and scores
 

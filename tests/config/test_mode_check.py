@@ -213,8 +213,6 @@ def test_what_standalone_servers_support_is_accepted(overrides: str, cpu: None) 
             "a multiple of the 2",
         ),
         (f"{LORA}_rank=8", f"{LORA}_rank=8", "colocate_async"),
-        (f"{LORA}_adapter_path=here", f"{LORA}_adapter_path=here", "colocate_async"),
-        (f"{LORA}.rank=8", f"{LORA}.rank=8", "colocate_async"),
         (f"{ENGINE}.backend=nccl", f"{ENGINE}.backend=nccl", "gloo"),
         (f"{ENGINE}.backend=naive", f"{ENGINE}.backend=naive", "gloo"),
         (

@@ -25,7 +25,6 @@ from fakes.coding_problems import (
 from fakes.scripted_episodes import Script, of, prompt_of, scripted
 
 from verl_atgrpo import EnvironmentConfigError, make
-from verl_atgrpo.environments.code import environment as coding
 from verl_atgrpo.environments.code import programs as judging
 from verl_atgrpo.environments.code.environment import Code, State, parse_test
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
@@ -198,15 +197,6 @@ def test_prompts_say_what_is_missing_and_what_a_test_is(tmp_path: Path) -> None:
     with_test, with_program = State(DOUBLE, None, EXCHANGES[0]), State(DOUBLE, "print(1)", None)
     assert "No program is written yet." in env.coder_prompt(with_test)[-1]["content"]
     assert "The program so far:\n> print(1)\nNo test is written yet." in env.coder_prompt(with_program)[-1]["content"]
-
-
-@pytest.mark.parametrize("name", ["code", "code_single"])
-def test_the_isolation_that_is_required_is_checked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(coding, "check_isolation", asked.append)
-    for required in (None, True, False):
-        make(name, **sections(tmp_path), require_isolation=required)
-    assert asked == [None, True, False]
 
 
 def test_the_last_program_counts_and_agreement_is_not_success(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ class _Worker(PolicyWorker):
         self.config, self.role, self.enable_routing_replay = config, role, False
         self.profiler = DistProfiler(rank=0)
         section = omega_conf_to_dataclass(config.actor)
-        adapter = config.model.lora_rank > 0 or config.model.lora.rank > 0
+        adapter = config.model.lora_rank > 0
         self.actor = _Trainer(Table(base, adapter), config, section)
         self.ref = None
         if "ref" in role:

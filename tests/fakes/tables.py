@@ -6,7 +6,6 @@ import asyncio
 import functools
 import itertools
 import random
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -148,11 +147,3 @@ def distance(estimates: Sequence[Gradient], exact: Gradient) -> tuple[float, flo
     error = stacked.mean(0) - exact
     variance = stacked.var(0, ddof=1) / len(stacked)
     return float(np.sqrt((error**2).sum())), float(np.sqrt(variance.sum()))
-
-
-def by_length(gradient: Gradient) -> dict[int, Gradient]:
-    """Returns the parts of a gradient by the number of replies that were said before."""
-    rows: dict[int, list[int]] = defaultdict(list)
-    for row, history in enumerate(HISTORIES):
-        rows[len(history)].append(row)
-    return {length: gradient[of_length] for length, of_length in rows.items()}

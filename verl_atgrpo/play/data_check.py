@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,20 +81,15 @@ def with_rows(env: Environment, sizes: Mapping[Split, int]) -> Iterator[tuple[st
             yield f"parts.{part.name}.", part.environment, {**trained, "val": part.val_tasks}
 
 
-def sample(env: Environment, split: Split, size: int, most: int = SAMPLE) -> list[int]:
-    """Returns the indices of at most `most` of the first `size` tasks of a split, ascending.
+def sample(env: Environment, split: Split, size: int) -> list[int]:
+    """Returns the indices of at most `SAMPLE` of the first `size` tasks of a split, ascending.
 
     Every data set has an equal share of them, rounded up.
     """
-    starts, begin = [], 0
-    for tasks in env.data_sets(split).values():
-        starts.append(range(begin, min(begin + tasks, size)))
-        begin += tasks
-    if begin < size:
-        starts.append(range(begin, size))
-    parts = [part for part in starts if part]
+    ends = [*itertools.accumulate(env.data_sets(split).values(), initial=0), size]
+    parts = [part for first, last in itertools.pairwise(ends) if (part := range(first, min(last, size)))]
     rng = random.Random(stable_hash("data check", split, size))
-    each = -(-most // max(1, len(parts)))
+    each = -(-SAMPLE // max(1, len(parts)))
     return sorted(index for part in parts for index in rng.sample(part, min(each, len(part))))
 
 

@@ -33,7 +33,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from verl_atgrpo.play.decision import Agent
 from verl_atgrpo.play.messages import Message, MessageError, Reply
 from verl_atgrpo.play.types import Candidate, Decision, EpisodeFailed, Score
-from verl_atgrpo.play.user_code import gather_or_cancel
+from verl_atgrpo.play.user_code import cancel, gather_or_cancel
 
 logger = logging.getLogger(__name__)
 
@@ -401,12 +401,7 @@ def _completion(asked: _Asked, session: _Session, candidates: Sequence[Candidate
     """Returns an OpenAI chat completion, whose id ends with the name of the first answer's decision."""
     choices = []
     for index, candidate in enumerate(candidates):
-        if candidate.reply is None:
-            message: dict[str, Any] = {"role": "assistant", "content": candidate.text}
-            if candidate.reasoning:
-                message["reasoning_content"] = candidate.reasoning
-        else:
-            message = dict(candidate.reply.message)
+        message = (candidate.reply or Reply(candidate.text, candidate.reasoning)).message
         ended = "tool_calls" if candidate.tool_calls else "length" if candidate.generation.truncated else "stop"
         choices.append({"index": index, "message": message, "finish_reason": ended, "logprobs": None})
     asked_of = [one for one in session.team.decisions if one.candidates[one.committed] is candidates[0]]
@@ -511,10 +506,7 @@ async def serve(
             timer.cancel()
         for key in keys.values():
             del server.sessions[key]
-        running = {task for session in sessions for task in session.running} - {asyncio.current_task()}
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel({task for session in sessions for task in session.running} - {asyncio.current_task()})
         await server.close()
         for session in sessions:
             if session.defect is not None:

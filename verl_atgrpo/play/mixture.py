@@ -178,14 +178,6 @@ class PartTeam:
     def __getitem__(self, name: str) -> Any:
         return self._team[self._names[name]]
 
-    def policy_name(self, agent: str) -> str:
-        """Returns the name of the policy that answers for an agent of the part."""
-        return self._team.policy_name(self._names[agent])
-
-    def sampling_of(self, agent: str) -> Any:
-        """Returns how an agent of the part is sampled."""
-        return self._team.sampling_of(self._names[agent])
-
     def serve(
         self, score: CallScore | None = None, *, agents: Sequence[str] | None = None, **limits: Any
     ) -> AbstractAsyncContextManager[Mapping[str, Endpoint]]:

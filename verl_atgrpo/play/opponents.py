@@ -87,18 +87,17 @@ class OpponentPool:
 
     def freeze(self, step: int) -> int:
         """Returns the slot for the policy as it is after a step: a free one, or that of the most beaten past self."""
-        slots = range(len(self._frozen))
-        slot = next((place for place in slots if self._frozen[place] is None), None)
-        if slot is None:
-            # Among equals the oldest.
-            slot = min(slots, key=lambda place: (-self._beaten(self._frozen[place]), self._frozen[place]))
-            self._recent.pop(self._frozen[slot] or 0, None)
-        self._frozen[slot] = step
-        return slot + 1
+        taken, places = self.slots, range(1, len(self._frozen) + 1)
+        slot = next((place for place in places if place not in taken), 0)
+        if not slot:  # among equals the oldest
+            slot = min(taken, key=lambda place: (-self._beaten(taken[place]), taken[place]))
+            self._recent.pop(taken[slot], None)
+        self._frozen[slot - 1] = step
+        return slot
 
-    def _beaten(self, step: int | None) -> float:
+    def _beaten(self, step: int) -> float:
         """Returns the share of games won against a past self; one won and one lost are counted in advance."""
-        scores = self._recent.get(step or 0, ())
+        scores = self._recent.get(step, ())
         return (1 + math.fsum(scores)) / (2 + len(scores))
 
     def draw(self, *place: object) -> Opponent:

@@ -42,7 +42,7 @@ from verl_atgrpo.play.types import (
     TeamOptions,
     for_agent,
 )
-from verl_atgrpo.play.user_code import gather_or_cancel
+from verl_atgrpo.play.user_code import cancel, gather_or_cancel
 
 if TYPE_CHECKING:
     from verl_atgrpo.play.endpoints import CallScore, Endpoint
@@ -324,10 +324,7 @@ class Team:
     async def close(self) -> None:
         """Cancels decisions in flight and refuses new ones."""
         self._closed = True
-        tasks = self._active - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(self._active - {asyncio.current_task()})
 
     async def _sample_and_commit(self, decision: Decision, ask: Ask) -> Decision:
         """Returns a decision that has neither prompt nor candidates yet with both."""

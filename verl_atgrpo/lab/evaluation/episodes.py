@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import time
@@ -17,7 +16,7 @@ from verl_atgrpo.play.sampler import Sampler
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EVALUATE, Decision, EpisodeFailed, Outcome, PolicyUnusable, TeamOptions
-from verl_atgrpo.play.user_code import asking
+from verl_atgrpo.play.user_code import asking, gather_or_cancel
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +95,7 @@ async def play_all(
             results.add(played[-1])
             _report(played, len(keys), max_failed, started)
 
-    players = [asyncio.ensure_future(play_next()) for _ in range(min(in_flight, len(keys)))]
-    try:
-        await asyncio.gather(*players)
-    finally:
-        for player in players:
-            player.cancel()
-        await asyncio.gather(*players, return_exceptions=True)
+    await gather_or_cancel([play_next() for _ in range(min(in_flight, len(keys)))])
 
 
 async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) -> EpisodeRow:
@@ -138,9 +131,9 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
         fingerprint=fingerprint,
         seed=key.seed,
         sample=key.sample,
-        success=bool(outcome.success),
-        team_reward=float(outcome.team_reward),
-        metrics={name: float(value) for name, value in outcome.metrics.items()},
+        success=outcome.success,
+        team_reward=outcome.team_reward,
+        metrics=dict(outcome.metrics),
         turns=max(decided.values(), default=0),
         decisions=len(team.decisions),
         agents={agent: _usage(agent, policy, team.decisions) for agent, policy in lineup.agents.items()},

@@ -7,7 +7,7 @@ episodes, and intervals are of tasks' means.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -317,20 +317,17 @@ def games(rows: Iterable[EpisodeRow], other: str, players: Collection[str]) -> s
     A game is won with a `team_reward` above 0 and drawn with 0; failed episodes are no games, nor are those in which
     none of the `players` answers, the names under which the other source does.
     """
-    played = [row for row in rows if any(agent.policy in players for agent in row.agents.values())]
-    rewards = [row.team_reward for row in played if row.failed is None]
-    if not rewards:
+    answered = (row for row in rows if any(agent.policy in players for agent in row.agents.values()))
+    played = [row for row in answered if row.failed is None]
+    if not played:
         return f"against {other}: no game, all failed"
-    shares = ratings.results(rewards)
-    by_task: dict[int, list[float]] = defaultdict(list)
-    for row in played:
-        if row.failed is None:
-            by_task[row.task].append(ratings.score_of(row.team_reward))
+    shares = ratings.results(row.team_reward for row in played)
     # A task counts as one game: those of the same task may be alike.
-    score = _mean(np.array([math.fsum(scores) / len(scores) for scores in by_task.values()]))
+    scores = [[ratings.score_of(row.team_reward) for row in mine] for mine in by_task(played).values()]
+    score = _mean(np.array([math.fsum(each) / len(each) for each in scores]))
     points, low, high = (ratings.points(share) for share in (score.value, score.low, score.high))
     won, drawn, lost = (f"{shares[name]:.1%}" for name in ("win", "draw", "loss"))
     return (
-        f"against {other}: {won} won, {drawn} drawn, {lost} lost of {counted(len(rewards), 'game')}; "
+        f"against {other}: {won} won, {drawn} drawn, {lost} lost of {counted(len(played), 'game')}; "
         f"{points:+.0f} Elo points, 95% interval {low:+.0f} to {high:+.0f}"
     )

@@ -20,7 +20,6 @@ from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.types import Split, names_of, part_of
 from verl_atgrpo.play.user_code import asking
 from verl_atgrpo.train.config.job import Job
-from verl_atgrpo.train.config.policies import adapter_rank
 from verl_atgrpo.train.config.verl_key_table import LOGGERS
 
 logger = logging.getLogger(__name__)
@@ -240,7 +239,7 @@ def of_critic(job: Job) -> Iterator[str]:
 def _of_reader(job: Job, name: str) -> Iterator[str]:
     """A policy whose base does not stay as it is, or shows no hidden states."""
     policy = job.policies[name]
-    if not adapter_rank(policy.model):
+    if not policy.model.lora_rank:
         yield (
             f"at_grpo.critic: policy {name!r} is trained as a whole, and a critic of kind value reads a base that "
             "stays as it is; train an adapter, for instance with actor_rollout_ref.model.lora_rank=16"

@@ -19,7 +19,7 @@ from verl_atgrpo.files import HUB_NAME, folders
 from verl_atgrpo.train.config.chat_rules import answering, hindsights, of_chats, of_hindsight, of_template_arguments
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.job_rules import loggers
-from verl_atgrpo.train.config.policies import adapter_rank, config_of_policy
+from verl_atgrpo.train.config.policies import config_of_policy
 from verl_atgrpo.train.config.policy_rules import of_context
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.view import ACTOR, dtype_name
@@ -96,7 +96,7 @@ def _of_attention(model: DictConfig) -> Iterator[str]:
 
 def _of_served_adapters(key: str, model: DictConfig, rollout: DictConfig) -> Iterator[str]:
     """Adapters in float32 on a GPU, where vLLM's kernels for them take halves only."""
-    if adapter_rank(model) and dtype_name(rollout.dtype) == "float32":
+    if model.lora_rank and dtype_name(rollout.dtype) == "float32":
         yield (
             f"{key}.rollout.dtype={rollout.dtype}: vLLM computes adapters on a GPU in bfloat16 or float16; use "
             "precision=bf16 or precision=fp16, or train the whole model"

@@ -34,12 +34,6 @@ _OF_LORA = {"rank": "lora_rank", "alpha": "lora_alpha"}
 """Keys of `lora` that verl's `model` has under another name."""
 
 
-def adapter_rank(model: DictConfig) -> int:
-    """Returns the rank of the adapter that verl's section `model` asks for; 0 if the whole model is trained."""
-    rank: int = OmegaConf.select(model, "lora.rank") or model.get("lora_rank", 0)
-    return rank
-
-
 def expand_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
     """Writes every policy's own `actor_rollout_ref` into a job that names several; raises as `unresolved_job`."""
     if not settings.policies:

@@ -33,7 +33,6 @@ _MAX_MEMORY = 0.95
 """Largest share of a GPU's memory that servers awake at the same time may claim together."""
 SERVER = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
 """Keys of `rollout` whose product is the devices of one server."""
-_ASYNC = ("colocate_async", SEPARATE)
 _CORRECTION = "algorithm.rollout_correction"
 _SAMPLER = "trainer.v1.sampler"
 _ENGINE = "rollout.checkpoint_engine"
@@ -356,7 +355,7 @@ def of_modes(job: Job) -> Iterator[str]:
             yield f"trainer.v1.{name}={value} has no effect with at_grpo.mode={mode}: remove it, or use another mode"
     if mode == SEPARATE:
         yield from _of_separate_servers(job)
-    if mode not in _ASYNC:
+    if mode == "sync":
         return
     yield from _of_staleness(job)
     if not correction.bypass_mode and correction.rollout_is not in ("token", "sequence"):
@@ -406,7 +405,7 @@ def of_a_policys_mode(policy: Policy) -> Iterator[str]:
     if not correction.bypass_mode and correction.rollout_is is not None and loss == "bypass_mode":
         ignored = f"{_CORRECTION}.rollout_is={correction.rollout_is}"
         yield f"{policy.key}.actor.policy_loss.loss_mode=bypass_mode ignores {ignored}: set it to vanilla"
-    if mode not in _ASYNC:
+    if mode == "sync":
         return
     for name, why in (
         ("full_determinism", f"interruptions depend on time, so at_grpo.mode={mode} cannot be reproduced"),
@@ -480,12 +479,11 @@ def _of_standalone_servers(policy: Policy) -> Iterator[str]:
         if not fits(Count, rollout[name]):
             number = "the number of the servers' own devices, a whole number above 0"
             yield f"{key}.rollout.{name}={shown_as(rollout[name])}: {mode} {number}"
-    for name in ("lora_rank", "lora_adapter_path", "lora.rank"):
-        if value := OmegaConf.select(section.model, name):
-            yield (
-                f"{key}.model.{name}={shown_as(value)}: verl does not send adapters to standalone servers; train the "
-                "whole model, or use at_grpo.mode=colocate_async"
-            )
+    if rank := section.model.lora_rank:
+        yield (
+            f"{key}.model.lora_rank={rank}: verl does not send adapters to standalone servers; train the whole model, "
+            "or use at_grpo.mode=colocate_async"
+        )
     yield from _of_backends(policy)
     if (devices := devices_of(section)) % (size := math.prod(rollout.get(name, 1) for name in SERVER)):
         yield (

@@ -40,22 +40,21 @@ def pair_weights(means: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) 
 
     Episodes of tasks whose episodes all ended alike are in no pair.
     """
-    tasks = _ends_by_task(rows).values()
+    tasks = _ends_by_task(rows)
     pairs = sum(len(failed) * len(solved) for failed, solved in tasks)
     weight: dict[str, float] = {}
     for failed, solved in tasks:
-        if failed and solved:
-            better = torch.tensor([means[one] for one in solved], dtype=torch.float64)
-            worse = torch.tensor([means[one] for one in failed], dtype=torch.float64)
-            wrong = torch.sigmoid(worse - better.unsqueeze(1)) / pairs
-            weight |= dict(zip(solved, wrong.sum(1).tolist(), strict=True))
-            weight |= dict(zip(failed, (-wrong.sum(0)).tolist(), strict=True))
+        better = torch.tensor([means[one] for one in solved], dtype=torch.float64)
+        worse = torch.tensor([means[one] for one in failed], dtype=torch.float64)
+        wrong = torch.sigmoid(worse - better.unsqueeze(1)) / pairs
+        weight |= dict(zip(solved, wrong.sum(1).tolist(), strict=True))
+        weight |= dict(zip(failed, (-wrong.sum(0)).tolist(), strict=True))
     return weight
 
 
 def has_signal(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Returns whether there is anything to learn: two episodes of a task that ended differently."""
-    return any(failed and solved for failed, solved in _ends_by_task(rows).values())
+    return bool(_ends_by_task(rows))
 
 
 def agreement(found: Tensor, rows: Sequence[Mapping[str, Any]], end: str = "episode_success") -> dict[str, float]:
@@ -66,7 +65,7 @@ def agreement(found: Tensor, rows: Sequence[Mapping[str, Any]], end: str = "epis
     no pair.
     """
     mean = {episode: fmean(theirs) for episode, theirs in _by_episode(found, rows).items()}
-    tasks = list(_ends_by_task(rows).values())
+    tasks = _ends_by_task(rows)
     pairs = sum(len(failed) * len(solved) for failed, solved in tasks)
     metrics: dict[str, float] = {}
     if pairs:
@@ -84,12 +83,12 @@ def _larger(these: Sequence[float], those: Sequence[float]) -> float:
     return ((ours[:, None] - others).sign() + 1).sum().item() / 2
 
 
-def _ends_by_task(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[dict[str, None], dict[str, None]]]:
-    """Returns task -> its episodes that failed and those that succeeded."""
+def _ends_by_task(rows: Sequence[Mapping[str, Any]]) -> list[tuple[list[str], list[str]]]:
+    """Returns the episodes that failed and those that succeeded, of each task that has both."""
     tasks: dict[str, tuple[dict[str, None], dict[str, None]]] = defaultdict(lambda: ({}, {}))
     for tags in rows:
         tasks[tags["group"]][bool(tags["episode_success"])][tags["episode"]] = None
-    return tasks
+    return [([*failed], [*solved]) for failed, solved in tasks.values() if failed and solved]
 
 
 def _by_episode(ratios: Tensor, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -81,7 +81,8 @@ class ServedPolicy:
     ) -> Generation:
         """Samples one answer; raises EpisodeFailed on a time-out or an aborted request, and what the client does."""
         self.counts["candidates"] += 1
-        within = replace(limits or ReplyLimits(), stop=(*self.stop, *(limits.stop if limits else ())))
+        given = limits or ReplyLimits()
+        within = replace(given, stop=(*self.stop, *given.stop))
         most = min(self.max_response_length, within.max_tokens or self.max_response_length)
         params = {**self.sampling_params, "max_tokens": most}
         if within.stop:
@@ -112,8 +113,8 @@ class ServedPolicy:
             count = bisect.bisect_left(range(len(token_ids)), True, key=has_stop)
             token_ids, log_probs = token_ids[:count], log_probs[:count]
         ended = text != decoded or (bool(token_ids) and token_ids[-1] in ends)
-        version = output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")
-        cached_tokens = output.extra_fields.get("num_cached_tokens") or 0
+        extra = output.extra_fields
+        cached_tokens = extra.get("num_cached_tokens") or 0
         self.counts["prompt_tokens"] += len(prompt_ids)
         self.counts["cached_prompt_tokens"] += cached_tokens
         return Generation(
@@ -121,8 +122,8 @@ class ServedPolicy:
             log_probs=log_probs,
             text=text if within.calls else self.chat.with_thought(token_ids, text),
             truncated=len(token_ids) >= most and not ended,
-            weights_version=(version[0] or 0, version[1] or 0),
-            resumed=output.extra_fields.get("resumed", 0),
+            weights_version=(extra.get("min_global_steps") or 0, extra.get("max_global_steps") or 0),
+            resumed=extra.get("resumed", 0),
             temperature=float(params.get("temperature", 1.0)),
             cached_tokens=cached_tokens,
             opened=self.chat.opens_thought(prompt_ids),

@@ -6,11 +6,13 @@ import asyncio
 import hashlib
 import os
 import traceback
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeAlias
 
 import ray
 from verl.workers.rollout.replica import TokenOutput
+
+from verl_atgrpo.play.user_code import cancel
 
 Result: TypeAlias = TokenOutput | ray.exceptions.RayTaskError | None
 """A request's response, its error, or None after the timeout."""
@@ -71,17 +73,10 @@ class GroupResponses:
                     done |= more
                 yield [(numbers[task], _result(task)) for task in done]
             if waiting:
-                await _end(waiting)
+                await cancel(waiting)  # each aborts its request in the engine
                 yield [(numbers[task], None) for task in waiting]
         finally:
-            await _end(waiting)
-
-
-async def _end(tasks: Iterable[asyncio.Future[TokenOutput]]) -> None:
-    """Cancels requests; each task aborts its request in the engine."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(waiting)
 
 
 def _result(task: asyncio.Future[TokenOutput]) -> Result:

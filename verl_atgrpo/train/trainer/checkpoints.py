@@ -116,8 +116,7 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
     """Loads the checkpoint of `trainer.resume_mode`; raises ValueError if it has not this job's trained policies."""
     if trainer.resume_mode == "disable":
         return Resumed()
-    named = trainer.resume_mode == "resume_path"
-    folder = Path(os.path.abspath(trainer.resume_from_path)) if named else last_complete(trainer)
+    folder = _named(trainer) or last_complete(trainer)
     if folder is None:
         return Resumed()
     if not (folder / POLICIES_FILE).is_file():
@@ -142,6 +141,11 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
     return Resumed(int(folder.name.removeprefix(_STEP)), tasks, list(unfinished), folder, states)
 
 
+def _named(trainer: DictConfig) -> Path | None:
+    """Returns the checkpoint that `resume_mode: resume_path` names."""
+    return Path(os.path.abspath(trainer.resume_from_path)) if trainer.resume_mode == "resume_path" else None
+
+
 def last_complete(trainer: DictConfig) -> Path | None:
     """Returns the folder of the last complete step, or None.
 
@@ -163,8 +167,7 @@ def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:
     if checkpoint is None:
         return "there is no complete checkpoint yet: the same command begins where this one did"
     complete = f"the last complete checkpoint is {checkpoint}"
-    named = trainer.resume_mode == "resume_path" and Path(os.path.abspath(trainer.resume_from_path)) == checkpoint
-    if trainer.resume_mode == "auto" or named:
+    if trainer.resume_mode == "auto" or _named(trainer) == checkpoint:
         return f"{complete}: the same command goes on from it"
     return f"{complete}: go on with trainer.resume_mode=resume_path trainer.resume_from_path={checkpoint}"
 
@@ -178,9 +181,7 @@ def announce(trainer: DictConfig, began: float, total: int) -> None:
     found = last_complete(trainer)
     earlier = found is not None and Path(get_checkpoint_tracker_filename(str(found.parent))).stat().st_mtime < began
     if earlier or found is None:
-        named = trainer.resume_mode == "resume_path"
-        found = Path(os.path.abspath(trainer.resume_from_path)) if named else found
-        found = None if trainer.resume_mode == "disable" else found
+        found = None if trainer.resume_mode == "disable" else _named(trainer) or found
     if found is None or int(found.name.removeprefix(_STEP)) < total:
         said = resume_hint(trainer, found)
     elif earlier:

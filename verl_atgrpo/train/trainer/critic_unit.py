@@ -36,6 +36,8 @@ _PER_ROW = "seq-mean-token-mean"
 class CriticUnit(SharingUnit):
     """A policy of no agent, on the workers of one that is trained."""
 
+    _ppo_epochs = 1  # each pass has weights of its own
+
     def __init__(self, *given: Any, critic: CriticSettings, **more: Any) -> None:
         """As `SharingUnit`, with the section `at_grpo.critic`."""
         super().__init__(*given, **more)
@@ -90,11 +92,6 @@ class CriticUnit(SharingUnit):
         if updates:
             of_step.metrics["team/tokens"] = sum(update.metrics["team/tokens"] for update in updates)
         return updates
-
-    @property
-    def _ppo_epochs(self) -> int:
-        """One: each pass has weights of its own."""
-        return 1
 
     def _ratios(self, update: Update) -> Tensor:
         """Writes the critic's log-probs; returns each real row's mean less the base's, (N,) float64."""

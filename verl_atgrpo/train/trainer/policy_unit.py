@@ -24,7 +24,7 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.train.config import check
-from verl_atgrpo.train.config.policies import ADAPTERS, adapter_rank
+from verl_atgrpo.train.config.policies import ADAPTERS
 from verl_atgrpo.train.config.policy_rules import devices_of, of_context
 from verl_atgrpo.train.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.engine.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
@@ -96,7 +96,7 @@ class PolicyUnit:
         check(of_context(key, job.actor_rollout_ref.rollout, job.data, longest))
         self.use_reference_policy = trainable and need_reference_policy(job)
         model = job.actor_rollout_ref.model
-        self.ref_in_actor = adapter_rank(model) > 0 or model.get("lora_adapter_path") is not None
+        self.ref_in_actor = model.lora_rank > 0
         actor = job.actor_rollout_ref.actor
         self._sync_mode = settings.mode == "sync"
         self._optimizer_steps = job.data.train_batch_size // actor.ppo_mini_batch_size

@@ -62,12 +62,11 @@ def decisions(
 ) -> list[dict[str, Any]]:
     """Returns the records of the rows of whole episodes, in any order: one per decision, or for a failed episode."""
     by_decision: dict[tuple[Any, ...], list[tuple[int, SampledRow]]] = defaultdict(list)
-    episodes: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    episodes: dict[int, set[tuple[str, int]]] = defaultdict(set)
     for row in rows:
         uid, session, index = row.key.rsplit("_", 2)
         episode = uid, int(session)
-        if episode not in episodes[row.tags["task"]]:
-            episodes[row.tags["task"]].append(episode)
+        episodes[row.tags["task"]].add(episode)
         decision = (row.tags.get("scope"), row.tags.get("agent"), row.tags.get("turn"))
         by_decision[(*episode, *decision)].append((int(index), row))
     numbers = {episode: number for of_task in episodes.values() for number, episode in enumerate(sorted(of_task))}

@@ -246,21 +246,12 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._learn_from(rows)
             batches = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
             learning = [unit for unit in self.units if unit.can_learn_from(len(batches[unit.name]))]
-            dropped = {
-                unit.name: {"team/tokens_dropped_share": rows.tokens_dropped_share(unit.name)}
-                for unit in self.units
-                if unit.trainable and self.settings.group_filter is not None
-            }
-            by_policy = {
-                unit.name: {
-                    "team/rows": float(len(batches[unit.name])),
-                    "team/updated": float(unit in learning),
-                    **dropped.get(unit.name, {}),
-                    **unit.metrics(),
-                    **of_critic.get(unit.name, {}),
-                }
-                for unit in self.units
-            }
+            by_policy: dict[str, dict[str, Any]] = {}
+            for unit in self.units:
+                own = {"team/rows": float(len(batches[unit.name])), "team/updated": float(unit in learning)}
+                if unit.trainable and self.settings.group_filter is not None:
+                    own["team/tokens_dropped_share"] = rows.tokens_dropped_share(unit.name)
+                by_policy[unit.name] = {**own, **unit.metrics(), **of_critic.get(unit.name, {})}
         self._updated = bool(learning)
         updates = train_all(learning, batches, self.global_steps, self.concurrent, timing_raw)
         self._freeze_self(self.global_steps)
@@ -482,7 +473,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """
         if self.recorder is not None:
             wait(self._dump_futures)  # their errors are raised by the next work
-            self.recorder.log({**self._sampled, **step_metrics(self._tags, self._signal)}, self.global_steps)
+            of_step = step_metrics(self._tags, self._signal_of(self._tags))
+            self.recorder.log({**self._sampled, **of_step}, self.global_steps)
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
         if isinstance(self._order, HalfSolvedFirst):
             self._order.set_in_flight(unfinished)  # counts the tasks that failed in this step
@@ -550,10 +542,6 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def _trainable(self) -> set[str]:
         return {unit.name for unit in self.units if unit.trainable}
 
-    @property
-    def _signal(self) -> Signal:
-        return self._signal_of(self._tags)
-
     def _signal_of(self, tags: Sequence[Mapping[str, Any]]) -> Signal:
         return rows_with_signal(tags, self._spec, self._trainable)
 
@@ -579,9 +567,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         else:
             metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
             metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
-        signal = self._signal
-        metrics.update(step_metrics(self._tags, signal))
-        tags = self._tags
+        tags, signal = self._tags, self._signal_of(self._tags)
+        metrics.update(step_metrics(tags, signal))
         if self.settings.critic is not None:
             # It tells answers apart where all of them are wrong, so it would hide that an agent has collapsed.
             tags = [{**one, "reward": one.get("without_critic", one["reward"])} for one in tags]
