@@ -7,7 +7,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,12 +35,11 @@ def anchor_of(prompt_ids: Sequence[int]) -> str:
     return hashlib.blake2b(np.asarray(prompt_ids, dtype="<i8").tobytes(), digest_size=16).hexdigest()
 
 
-def factorise(labels: Sequence[Hashable] | npt.NDArray[Any]) -> tuple[Tensor, list[Hashable]]:
+def factorise(labels: Sequence[Hashable]) -> tuple[Tensor, list[Hashable]]:
     """Returns dense ids (N,) in order of first appearance, and the distinct labels."""
-    values = labels.tolist() if isinstance(labels, np.ndarray) else labels
     # Runs in C, about as fast as pandas.factorize, which would give None and NaN the id -1.
     ids: defaultdict[Hashable, int] = defaultdict(count().__next__)
-    codes = np.fromiter(map(ids.__getitem__, values), dtype=np.int64, count=len(values))
+    codes = np.fromiter(map(ids.__getitem__, labels), dtype=np.int64, count=len(labels))
     return torch.from_numpy(codes), list(ids)
 
 

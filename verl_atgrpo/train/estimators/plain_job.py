@@ -47,7 +47,7 @@ def at_grpo_advantage(
         )
     valid = mask.bool().any(dim=-1)
     row_rewards = rewards.sum(dim=-1, dtype=torch.float64)
-    groups = factorise(np.asarray(index, dtype=object)[valid.numpy(force=True)])[0].to(rewards.device)
+    groups = factorise(np.asarray(index, dtype=object)[valid.numpy(force=True)].tolist())[0].to(rewards.device)
     real = group_advantages(row_rewards[valid], groups, spec)
     advantages = torch.zeros_like(row_rewards).masked_scatter_(valid, real).to(rewards.dtype)
     per_token = advantages.unsqueeze(-1) * mask.to(rewards.dtype)

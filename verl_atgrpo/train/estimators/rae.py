@@ -21,8 +21,6 @@ from typing import Any
 from verl_atgrpo.kinds import Share
 from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, Scope, Tensor
 
-TAG = "baseline"
-
 
 @dataclass(frozen=True, kw_only=True)
 class RaeSpec(EstimatorSpec):
@@ -61,7 +59,7 @@ class Baselines:
         """Writes the average of its role into the tags of every row of a trained agent."""
         for tags in rows:
             if "group" in tags:
-                tags[TAG] = self.values[tags["agent"]]
+                tags["baseline"] = self.values[tags["agent"]]
 
     def update(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds the rewards of a step's rows."""

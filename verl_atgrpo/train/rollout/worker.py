@@ -231,9 +231,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             if settings.branch is not None and not validate:
                 frozen = {name for name, one in settings.policy_settings().items() if not one.trainable}
                 record = await play_branched(environment, task, make_team, settings.branch, seed, frozen)
-                return replace(record, opponents=opponents)
-            mode = EVALUATE if validate else TREE if settings.scheme == "tree" else PlayMode("parallel")
-            record = await play(environment, task, make_team(mode))
+            else:
+                mode = EVALUATE if validate else TREE if settings.scheme == "tree" else PlayMode("parallel")
+                record = await play(environment, task, make_team(mode))
             if not validate and record.decisions and not any(one.trained for one in record.decisions):
                 raise EpisodeFailed("nothing_to_train", "no decision of the episode is trained (train=False)")
             return replace(record, opponents=opponents)

@@ -10,7 +10,8 @@ from verl_atgrpo.train.config.view import dtype_name
 
 logger = logging.getLogger(__name__)
 FLOOR = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-"""Difference of a token's probability, by the coarser dtype of the two, that is never remarkable."""
+"""Difference of a token's probability, by the coarser dtype of the two, that is never remarkable; the
+finest dtype first."""
 CEILING = {"float32": 2e-2, "float16": 0.15, "bfloat16": 0.5}
 """Difference that is always remarkable, also in a run's first step."""
 _FACTOR = 5.0
@@ -19,7 +20,6 @@ In 20 steps of SmolLM2 on an H200 the largest difference was 2.2 times the first
 (.015) in float16."""
 ENDS = 0.05
 """In float32 no rounding explains a difference above this: the run ends."""
-_COARSEST = ("float32", "float16", "bfloat16")
 
 
 class ServedWeightsError(RuntimeError):
@@ -30,7 +30,7 @@ def computing_dtype(policy: DictConfig) -> str:
     """Returns the coarser one of the dtypes in which actor and servers of a policy compute, as `float32`."""
     precision = OmegaConf.select(policy, "actor.fsdp_config.mixed_precision.param_dtype")
     found = [dtype_name(precision or "bf16"), dtype_name(policy.rollout.dtype)]
-    return max(found, key=lambda name: _COARSEST.index(name) if name in _COARSEST else len(_COARSEST))
+    return max(found, key=lambda name: [*FLOOR].index(name) if name in FLOOR else len(FLOOR))
 
 
 class ServedWeights:
