@@ -24,7 +24,6 @@ from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 
 from verl_atgrpo.train.config.schema import AtGrpoConfig
-from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.serving.workers import PolicyServers, PolicyWorker
 from verl_atgrpo.train.trainer import policy_unit
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
@@ -266,7 +265,7 @@ class Unit(PolicyUnit):
     """A policy with one worker per simulated device and one server on all."""
 
     def __init__(self, name: str, job: Any, number: int, trainable: bool, devices: Sequence[Device]) -> None:
-        super().__init__(name, job, f"policies/{name}", trainable, SETTINGS, PRESETS["at_grpo"], first_replica=number)
+        super().__init__(name, job, f"policies/{name}", trainable, SETTINGS, first_replica=number)
         self._devices = devices
 
     def place(self, pool: Any) -> None:
@@ -294,7 +293,7 @@ class Unit(PolicyUnit):
 def _dataclass(section: Any) -> SimpleNamespace:
     """Stands in for what verl makes of `actor_rollout_ref.model` and of `rollout.checkpoint_engine`."""
     if "path" not in section:
-        return SimpleNamespace(backend="nccl", custom_backend_module=None)
+        return SimpleNamespace(backend="naive", custom_backend_module=None)
     return SimpleNamespace(
         tokenizer=SimpleNamespace(chat_template="{{ messages }}", eos_token_id=0),
         hf_config=SimpleNamespace(max_position_embeddings=1 << 20),

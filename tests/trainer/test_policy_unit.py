@@ -134,7 +134,6 @@ class Policy:
             trainable,
             first_replica=3,
             settings=read_section(config),
-            spec=PRESETS["at_grpo"],
         )
         self.unit.place("pool")  # type: ignore[arg-type]
         self.workers: Any = self.unit.actor_rollout_wg
@@ -621,8 +620,7 @@ class Servers:
 
 @pytest.fixture
 def started(make: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Policy, Servers]:
-    changes = {f"{ROLLOUT}.checkpoint_engine.backend": "nccl", "at_grpo.restart_servers": 1}
-    policy, servers = make(**changes), Servers()
+    policy, servers = make(**{"at_grpo.restart_servers": 1}), Servers()
     monkeypatch.setattr(policy.workers, "reserve_port", lambda: 12345, raising=False)
     monkeypatch.setattr(policy.workers, "use_port", lambda port: setattr(servers, "port", port), raising=False)
 
@@ -821,7 +819,7 @@ class Critic:
         config = self.policy.unit.config
         given = {"kind": "likelihood", "policy": "critic", **settings}
         section, host = read_section(config), self.policy.unit
-        made = ("critic", config, "critic", True, section, PRESETS["at_grpo"])
+        made = ("critic", config, "critic", True, section)
         self.unit = CriticUnit(*made, host=host, critic=CriticSettings(**given))
 
     def ask(self, step: int, *rows: Asked) -> tuple[Batch, dict[str, Any]]:

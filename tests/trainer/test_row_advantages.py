@@ -28,11 +28,14 @@ from verl_atgrpo.train.trainer.update_inputs import write_advantages
 Tags = dict[str, Any]
 
 
+NUMBERS = itertools.count()
+
+
 def row(group: str, reward: float, agent: str = "a", **tags: Any) -> Tags:
     return {
         "policy": "p", "group": group, "agent": agent, "turn": 0, "episode": f"{group}_0", "reward": reward,
         "team_reward": reward, "local_reward": 0.0, "response_len": 2, "seq_len": 3, "truncated": False,
-        "episode_success": True, "episode_reward": 1.0, "temperature": 1.0, **tags,
+        "episode_success": True, "episode_reward": 1.0, "temperature": 1.0, "candidate": next(NUMBERS), **tags,
     }  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 
 from verl_atgrpo.train.config.schema import AtGrpoConfig
-from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.serving import replicas
 from verl_atgrpo.train.serving.health import PolicyFailed
 from verl_atgrpo.train.serving.replicas import StandaloneReplicas
@@ -75,7 +74,7 @@ def job(name: str = "default", **rollout: Any) -> Any:
     return OmegaConf.create({"actor_rollout_ref": {"rollout": {"checkpoint_engine": engine, **rollout}}})
 
 
-SETTINGS, SPEC = AtGrpoConfig(environment={"name": "none"}), PRESETS["at_grpo"]
+SETTINGS = AtGrpoConfig(environment={"name": "none"})
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unit(name: str = "coder", trainable: bool = True, servers: int = 2, first: int = 4) -> Any:
     made = StandaloneUnit(
-        name, job(nnodes=1, n_gpus_per_node=servers), "actor", trainable, SETTINGS, SPEC, first_replica=first
+        name, job(nnodes=1, n_gpus_per_node=servers), "actor", trainable, SETTINGS, first_replica=first
     )
     numbers = range(first, first + servers)
     channel = "ipc:///tmp/job-replica-{}-rank-0.sock"
@@ -123,7 +122,7 @@ def unit(name: str = "coder", trainable: bool = True, servers: int = 2, first: i
 def test_every_policy_has_its_own_group_name() -> None:
     names = set()
     for policy, given in (("coder", "default"), ("tester", "default"), ("judge", "mine"), ("coder", "mine")):
-        made = StandaloneUnit(policy, job(given), "actor", True, SETTINGS, SPEC, first_replica=0)
+        made = StandaloneUnit(policy, job(given), "actor", True, SETTINGS, first_replica=0)
         names.add(made.config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nccl.group_name)
     assert names == {"at_grpo-coder", "at_grpo-tester", "mine-judge", "mine-coder"}
 
@@ -132,10 +131,9 @@ def test_every_policy_has_its_own_group_name() -> None:
 def test_devices_of_servers_are_counted() -> None:
     """Devices that only serve are devices of the job."""
     made = unit(servers=3)
-    assert made.own_server_devices == made.server_devices(SimpleNamespace(world_size=2)) == 3
-    shared = PolicyUnit("coder", job(), "actor", True, SETTINGS, SPEC, first_replica=0)
+    assert made.own_server_devices == 3
+    shared = PolicyUnit("coder", job(), "actor", True, SETTINGS, first_replica=0)
     assert shared.own_server_devices == 0
-    assert shared.server_devices(SimpleNamespace(world_size=2)) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("bare")

@@ -30,7 +30,6 @@ from verl_atgrpo.train.config.schema import EXPANDED, SECTION, AtGrpoConfig, Con
 from verl_atgrpo.train.engine.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
 from verl_atgrpo.train.engine.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.train.engine.worker import TrainerWorker
-from verl_atgrpo.train.estimators.spec import EstimatorSpec
 from verl_atgrpo.train.rows.batch import Batch, Rows
 from verl_atgrpo.train.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.train.serving.health import naming
@@ -71,7 +70,6 @@ class PolicyUnit:
         folder: str,
         trainable: bool,
         settings: AtGrpoConfig,
-        spec: EstimatorSpec,
         *,
         first_replica: int,
     ) -> None:
@@ -83,7 +81,7 @@ class PolicyUnit:
         """
         self.name, self.config, self.folder = name, job, folder
         self.trainable, self.first_replica = trainable, first_replica
-        self._restarts, self._spec = settings.restart_servers, spec
+        self._restarts, self._spec = settings.restart_servers, settings.spec
         loaded = omega_conf_to_dataclass(job.actor_rollout_ref.model)
         self.tokenizer = loaded.tokenizer
         if not self.tokenizer.chat_template:
@@ -153,10 +151,6 @@ class PolicyUnit:
         """Number of devices that only serve this policy."""
         return 0
 
-    def server_devices(self, pool: RayResourcePool) -> int:
-        """Returns how many devices the policy's servers have: their own, or those of `pool`, shared with training."""
-        return self.own_server_devices or int(pool.world_size)
-
     def start(self) -> None:
         """Loads the model and starts the servers, which then sleep and have no weights yet.
 
@@ -180,22 +174,17 @@ class PolicyUnit:
         return [*self.actor_rollout_wg.workers, self.servers.global_load_balancer]
 
     def _start_servers(self) -> None:
-        engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
-        engine.backend = "naive"
-        self._launch(Replicas, engine, worker_group=self.actor_rollout_wg, rollout_resource_pool=self._pool)
+        self._launch(Replicas, worker_group=self.actor_rollout_wg, rollout_resource_pool=self._pool)
         self.sleep_servers()
 
-    def _launch(self, kind: type[Replicas], engine: Any, **shared: Any) -> None:
+    def _launch(self, kind: type[Replicas], **shared: Any) -> None:
         """Starts the servers, with `shared` devices or their own, and their weight sync by the checkpoint engine."""
+        rollout = self.config.actor_rollout_ref.rollout
         self.servers = PolicyServers.create(
-            config=self.config,
-            start_rank=self.first_replica,
-            load_balancer_cls=balancer_class(self.config.actor_rollout_ref.rollout),
-            **shared,
+            config=self.config, start_rank=self.first_replica, load_balancer_cls=balancer_class(rollout), **shared
         )
-        self.sync = CheckpointEngineManager(
-            config=engine, actor_wg=self.actor_rollout_wg, replicas=self.servers.get_replicas()
-        )
+        engine, replicas = omega_conf_to_dataclass(rollout.checkpoint_engine), self.servers.get_replicas()
+        self.sync = CheckpointEngineManager(config=engine, actor_wg=self.actor_rollout_wg, replicas=replicas)
         self.replicas = kind(self.name, self.actor_rollout_wg, self.servers, self.sync, self._restarts)
 
     def _look_at_trees(self) -> None:
@@ -459,7 +448,6 @@ class StandaloneUnit(PolicyUnit):
             given = OmegaConf.select(options, "nccl.group_name") or "at_grpo"
             OmegaConf.update(options, "nccl.group_name", f"{given}-{self.name}")
         self._has_weights = False
-        self._restarts = 0
 
     @property
     def own_server_devices(self) -> int:
@@ -476,8 +464,7 @@ class StandaloneUnit(PolicyUnit):
         return [*super().actors(), *(worker for replica in self.replicas.serving for worker in replica.workers)]
 
     def _start_servers(self) -> None:
-        engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
-        self._launch(StandaloneReplicas, engine)
+        self._launch(StandaloneReplicas)
 
     def push_weights(self, global_steps: int) -> None:
         """Interrupts the servers' requests, syncs the weights and resumes the requests.

@@ -35,7 +35,7 @@ from verl_atgrpo.train.config.chat_rules import (
 )
 from verl_atgrpo.train.config.policies import config_of_host, config_of_policy
 from verl_atgrpo.train.config.run_check import MODE
-from verl_atgrpo.train.config.schema import EXPANDED, PolicySettings
+from verl_atgrpo.train.config.schema import EXPANDED
 from verl_atgrpo.train.config.section import read_section
 from verl_atgrpo.train.estimators.rae import Baselines
 from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION
@@ -137,36 +137,16 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._init_tokenizer()
         self._init_dataloader()
         self._init_dump_executor()
-        policies = self.settings.policy_settings()
-        pools = self._make_pools(policies)
-        kind = StandaloneUnit if self.settings.mode == "separate_async" else PolicyUnit
-        made: dict[str, PolicyUnit] = {}
-        replicas, critic = 0, self.settings.critic
-        for host, names in self.settings.bases().items():
-            for name in sorted(names, key=lambda name: name != host):
-                # A single policy is saved where verl's tools expect it.
-                folder = "actor" if len(policies) == 1 else f"policies/{name}"
-                job = (
-                    config_of_host(self.config, self.settings, host)
-                    if name == host
-                    else config_of_policy(self.config, name)
-                )
-                given = (name, job, folder, policies[name].trainable, self.settings, self._spec)
-                if name == host:
-                    made[name] = kind(*given, first_replica=replicas)
-                    replicas += made[name].server_devices(pools[name])  # at least as many as the policy has servers
-                elif critic is not None and name == critic.policy:
-                    self._critic = made[name] = CriticUnit(*given, host=made[host], critic=critic)
-                else:
-                    made[name] = SharingUnit(*given, host=made[host])
-        self.units = [made[name] for name in policies]
+        pools = self._make_pools()
+        made = self._make_units(pools)
+        self.units = [made[name] for name in self.settings.policy_settings()]
         for unit in self.units:
             check(of_chats(self.settings, self._answering, unit.name, unit.tokenizer))
         tokenizers = {f"policy {unit.name!r}": unit.tokenizer for unit in self.units}
         check(of_template_arguments(self.config.data, tokenizers))
         for name in self.settings.critic_reads_as:
             check(of_hindsight(self._hindsights, made[name].tokenizer, self.config.data))
-        if critic is not None and critic.policy is None:
+        if (critic := self.settings.critic) is not None and critic.policy is None:
             self._critic = ValueCritic(critic, self.units)
         hosts = self.hosts
         for unit in hosts:
@@ -204,12 +184,35 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """
         return self._split or platform_choice.wants_cpu()
 
-    def _make_pools(self, policies: Mapping[str, PolicySettings]) -> dict[str, RayResourcePool]:
-        """Returns policy -> resource pool: one for all policies, or one for each."""
-        trainer = self.config.trainer
-        bases = self.settings.bases()
-        own = {host: policies[host].gpus or trainer.n_gpus_per_node for host in bases}
-        host_of = {name: host for host, names in bases.items() for name in names}
+    def _make_units(self, pools: Mapping[str, RayResourcePool]) -> dict[str, PolicyUnit]:
+        """Returns policy -> its unit; those that share a base beside the one that has its workers and servers."""
+        policies, critic = self.settings.policy_settings(), self.settings.critic
+        kind = StandaloneUnit if self.settings.mode == "separate_async" else PolicyUnit
+        made: dict[str, PolicyUnit] = {}
+        replicas = 0
+
+        def given(name: str, job: DictConfig) -> tuple[Any, ...]:
+            # A single policy is saved where verl's tools expect it.
+            folder = "actor" if len(policies) == 1 else f"policies/{name}"
+            return name, job, folder, policies[name].trainable, self.settings
+
+        for host, names in self.settings.bases().items():
+            job = config_of_host(self.config, self.settings, host)
+            made[host] = kind(*given(host, job), first_replica=replicas)
+            # At least as many as it has servers, on their own devices or those of its pool.
+            replicas += made[host].own_server_devices or int(pools[host].world_size)
+            for name in (one for one in names if one != host):
+                sharing = given(name, config_of_policy(self.config, name))
+                if critic is not None and name == critic.policy:
+                    self._critic = made[name] = CriticUnit(*sharing, host=made[host], critic=critic)
+                else:
+                    made[name] = SharingUnit(*sharing, host=made[host])
+        return made
+
+    def _make_pools(self) -> dict[str, RayResourcePool]:
+        """Returns the resource pools of the policies that have workers: one for all, or one for each."""
+        trainer, policies, hosts = self.config.trainer, self.settings.policy_settings(), list(self.settings.bases())
+        own = {host: policies[host].gpus or trainer.n_gpus_per_node for host in hosts}
         spec = own if self._split else {_POOL: trainer.n_gpus_per_node}
         self.resource_pool_manager = ResourcePoolManager(
             resource_pool_spec={name: [gpus] * trainer.nnodes for name, gpus in spec.items()},
@@ -218,7 +221,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         )
         self.resource_pool_manager.create_resource_pool()
         pools = self.resource_pool_manager.resource_pool_dict
-        return {name: pools[host_of[name] if self._split else _POOL] for name in policies}
+        return {host: pools[host if self._split else _POOL] for host in hosts}
 
     def _init_dataloader(self) -> None:
         """Sets every policy's number of training steps, which verl derives from the data."""
