@@ -218,6 +218,11 @@ _C3 = ("+credit=c3", "at_grpo.branch.at={tool_user: 0, planner: 0}", "at_grpo.ca
 CRITIC: Mapping[str, Variant] = {
     "dr_mas_adapter": Variant("Dr. MAS, one adapter", (*_ONE_ADAPTER, "at_grpo.estimator=dr_mas"), rate=5),
     "dr_mas_undivided": Variant("the same, not divided", (*_ONE_ADAPTER, _UNDIVIDED), rate=5),
+    "dr_mas_leave_one_out": Variant(
+        "the same, against the other episodes",
+        (*_ONE_ADAPTER, "at_grpo.estimator={preset: dr_mas, scale: none, center: leave_one_out}"),
+        rate=5,
+    ),
     "dr_mas_discount": Variant(
         "the same, discounted by .5",
         (*_ONE_ADAPTER, "at_grpo.estimator={preset: dr_mas, scale: none, discount: 0.5}"),
