@@ -37,7 +37,7 @@ BUDGETS: dict[str, int] = {
     "benchmarks": 5_290,
     "examples": 1_940,
     "scripts": 1_150,
-    "tests": 48_600,
+    "tests": 48_620,
     "docs": 30_170,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

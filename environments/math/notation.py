@@ -186,7 +186,8 @@ _CANONICAL = {
     f"{name}{plural}": unit
     for unit, others in _UNITS.items()
     for name in (unit, *others.split())
-    for plural in (("", "s") if len(name) > 1 else ("",))
+    for plural in ("", "s")
+    if len(name) > 1 or not plural
 }
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 _MULTIPLES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -369,6 +370,8 @@ _NAMED = re.compile(
     r"\\operatorname\*?\s*\{\s*([a-zA-Z]+)\s*\}|\\([a-zA-Z]+)|(?<![a-zA-Z\\])([a-zA-Z]{2,})\s*\(|([!|])"
 )
 _DERIVATIVE = re.compile(r"\\frac\s*\{\s*(?:d|\\partial)(?![a-zA-Z])")
+_BESIDE = re.compile(r"[0-9](?: ?\\frac\{| )([0-9]+)(?:\}\{|/)([0-9]+)")
+"""A fraction beside a whole number."""
 
 
 def operations(text: str) -> set[str]:
@@ -379,7 +382,6 @@ def operations(text: str) -> set[str]:
     """
     text = re.sub(r"\\(?:begin|end)\{[a-z]*\}|\\mathbb\{[A-Z]\}", " ", _PHRASE.sub(" ", text))
     found = {next(filter(None, match.groups())) for match in _NAMED.finditer(text)}
-    mixed = re.findall(r"[0-9](?: ?\\frac\{| )([0-9]+)(?:\}\{|/)([0-9]+)", text)
-    found |= {"sum"} if any(int(top) >= int(bottom) for top, bottom in mixed) else set()
+    found |= {"sum"} if any(int(top) >= int(bottom) for top, bottom in _BESIDE.findall(text)) else set()
     found |= {"derivative"} if _DERIVATIVE.search(text) else set()
     return {_FAMILY.get(name, name) for name in found} - _NOTATION

@@ -18,6 +18,7 @@ from verl_atgrpo.train.estimators.advantages import team_advantages
 from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.labels import anchor_of, factorise, row_ids
 from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
 from verl_atgrpo.train.rollout.episode_rows import Row, training_rows
 
 
@@ -31,6 +32,7 @@ def test_rows_are_numbered_by_what_the_estimator_reads_of_them_and_by_nothing_el
     assert of("grpo") == groups
     # Episodes with the same number in different groups differ.
     assert of("mas_grpo") == {**groups, "units": [0, 1, 2, 0]}
+    assert of("rloo") == {**groups, "units": [0, 1, 2, 0]}
     assert of("dr_mas") == {**groups, "agents": [0, 1, 0, 1]}
     assert of("gigpo") == {**groups, "units": [0, 1, 2, 0], "left": [1, 0, 0, 0], "anchors": [0, 1, 0, 0]}
     for main, mains in (("b", [False, True, False, True]), ("c", [False] * 4)):
@@ -39,6 +41,20 @@ def test_rows_are_numbered_by_what_the_estimator_reads_of_them_and_by_nothing_el
         lacking = [*rows, {key: value for key, value in rows[0].items() if key != tag}]
         with pytest.raises(ValueError, match=rf"^a row has no tag '{tag}'; estimator '{choice}' needs its {need}$"):
             row_ids(lacking, resolve_spec(choice))
+
+
+def test_only_leave_one_out_tells_the_candidates_of_an_episode_apart() -> None:
+    class OfEpisodes(EstimatorSpec):
+        """A formula of one's own that reads episodes."""
+
+        needs = frozenset({"trajectory"})
+
+        def formula(self, values: torch.Tensor, labels: Labels) -> torch.Tensor:
+            return values
+
+    rows = [{**tags_of("u#0@a"), "candidate": number} for number in range(3)]
+    assert row_ids(rows, OfEpisodes(name="mine"))["units"].tolist() == [0, 0, 0]
+    assert row_ids(rows, resolve_spec("rloo"))["units"].tolist() == [0, 1, 2]
 
 
 def test_labels_are_numbered_in_order_of_appearance() -> None:

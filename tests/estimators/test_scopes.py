@@ -174,7 +174,11 @@ def test_leave_one_out_is_the_exact_gradient_where_long_episodes_fail(episodes: 
     ends = [(1 - go_on, safe, [-go_on]), (go_on * win, 1.0, [1 - go_on, 0]), (go_on * win, 0.0, [1 - go_on] + [0] * 9)]
     update = {"rloo": 0.0, "dr_grpo": 0.0}
     for drawn in itertools.product(ends, repeat=episodes):
-        rows = [{"group": "q", "episode": number, "agent": "a"} for number, one in enumerate(drawn) for _ in one[2]]
+        rows = [
+            {"group": "q", "episode": number, "agent": "a", "candidate": 0}
+            for number, one in enumerate(drawn)
+            for _ in one[2]
+        ]
         rewards = torch.tensor([one[1] for one in drawn for _ in one[2]], dtype=torch.float64)
         score = torch.tensor([value for one in drawn for value in one[2]], dtype=torch.float64)
         chance = math.prod(one[0] for one in drawn) / episodes

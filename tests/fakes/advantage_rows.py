@@ -33,6 +33,7 @@ def tags_of(label: str) -> dict[str, Any]:
         "episode": f"{group}_{episode}",
         "agent": agent,
         "turn": 0,
+        "candidate": 0,
         "left": left and int(left),
         "anchor": anchor,
     }

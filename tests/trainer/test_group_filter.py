@@ -107,6 +107,7 @@ def test_dropping_changes_no_advantage(sampled: list[tuple[int, int, str, float]
             **row(f"g{group}", outcome.setdefault((group, trajectory), reward)),
             "agent": agent,
             "episode": f"g{group}_{trajectory}",
+            "candidate": 0,
         }
         for group, trajectory, agent, reward in sampled
     ]

@@ -48,11 +48,12 @@ def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> dict[str,
     needs = spec.needs
     ids = {"groups": factorise([row["group"] for row in rows])[0]}
     for need, (_, name) in TAGS.items():
-        if need in needs or (need == "trajectory" and spec.center == "leave_one_out"):
+        if need in needs:
             found = _tags(rows, need, spec)
-            if need == "trajectory" and spec.unit == "row":  # a candidate of a decision is a sample of its own
-                found = list(zip(found, (row.get("candidate", 0) for row in rows), strict=True))
             ids[name] = torch.tensor(found, dtype=_NUMBERS[need]) if need in _NUMBERS else factorise(found)[0]
+    if spec.center == "leave_one_out" and spec.unit == "row":
+        # What shares a row's fate: its episode, of which a decision's candidates are alternatives.
+        ids["units"] = factorise([(row["episode"], row["candidate"]) for row in rows])[0]
     if spec.main_agent is not None:
         ids["mains"] = rows_of_agent(rows, spec.main_agent, spec)
     return ids

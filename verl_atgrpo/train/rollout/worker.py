@@ -308,7 +308,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             "num_turns": turns,
             "task": int(prompt["index"]),
             "global_steps": int(prompt["global_steps"]),
-            SUBMISSION: int(prompt.get(SUBMISSION, 0)),  # validation has one
+            SUBMISSION: int(prompt.get(SUBMISSION, 0)),  # validation submits each task once
             "min_global_steps": first,
             "max_global_steps": last,
             **row.tags,

@@ -10,8 +10,7 @@ from verl_atgrpo.train.config.view import dtype_name
 
 logger = logging.getLogger(__name__)
 FLOOR = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-"""Difference of a token's probability, by the coarser dtype of the two, that is never remarkable; the
-finest dtype first."""
+"""Difference of a token's probability that is never remarkable, by the coarser dtype of the two, the finest first."""
 CEILING = {"float32": 2e-2, "float16": 0.15, "bfloat16": 0.5}
 """Difference that is always remarkable, also in a run's first step."""
 _FACTOR = 5.0
