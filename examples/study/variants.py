@@ -26,6 +26,8 @@ class Variant:
     """Factor of the game's learning rate."""
     keep: bool = False
     """Whether to keep its models, which other variants need."""
+    modules: str = ""
+    """Modules of this folder that all processes import."""
 
 
 def _tasks(number: int, updates: int = 2) -> tuple[str, ...]:
@@ -233,6 +235,7 @@ CRITIC: Mapping[str, Variant] = {
     "critic_lam_0": Variant("the same, lambda 0", _critic(lam=0), rate=5),
     "critic_no_hindsight": Variant("the same, without hindsight", _critic(hindsight="false"), rate=5),
     "critic_no_past": Variant("the same, of the last step alone", _critic(decay=0), rate=5),
+    "critic_random": Variant("the same, of random weights", _critic(kind="value"), rate=5, modules="random_critic"),
     "critic_likelihood": Variant("scores of a likelihood critic", _likelihood(1), rate=5),
     "critic_likelihood_half": Variant("the same, half of the reward", _likelihood(0.5), rate=5),
     "c3": Variant("C3 at each agent's first decision", _C3),

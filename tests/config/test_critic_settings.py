@@ -72,16 +72,17 @@ def test_a_critic_shares_the_workers_of_the_team(compose: Any) -> None:
     assert checked(compose, policies=never_learns).critic is not None
 
 
-def test_scores_and_rewards_of_agents_that_are_compared_are_refused_part_by_part(compose: Any) -> None:
-    """Of one part both agents are scored, of the other one alone: its estimator compares each agent with itself."""
+def test_parts_of_a_mixture_that_are_not_scored_are_played_and_compared_as_they_like(compose: Any) -> None:
     parts = "+at_grpo.environment={name: mixture, parts: {walk: {}, hard: {name: walk_walls}}}"
-    scored = "+at_grpo.critic.agents=[walk.navigator, walk.pacer, hard.navigator]"
-    mixture = ("~at_grpo.environment", parts, scored, "at_grpo.estimator=grpo", "at_grpo.val_tasks=200")
-    checked(compose, *mixture, "at_grpo.parts={hard: {estimator: dr_mas}}")
-    with pytest.raises(
-        ConfigError, match=r"^at_grpo\.parts\.hard\.estimator='grpo' compares scores of walk\.navigator"
-    ):
-        checked(compose, *mixture, "at_grpo.parts={hard: {estimator: grpo}}")
+    scored = "+at_grpo.critic.agents=[walk.navigator, walk.pacer]"
+    mixture = ("~at_grpo.environment", parts, scored, "at_grpo.val_tasks=200", "at_grpo.estimator=dr_mas")
+    checked(compose, *mixture, "at_grpo.parts={hard: {scheme: tree, estimator: at_grpo}}")
+    tree = ("at_grpo.scheme=tree", "at_grpo.estimator=at_grpo", "at_grpo.parts={walk: {scheme: parallel}}")
+    with pytest.raises(ConfigError, match=r"^at_grpo\.parts\.hard\.scheme='tree': a critic learns from whole episodes"):
+        checked(compose, *mixture[:2], *mixture[3:], "at_grpo.parts={hard: {scheme: tree, estimator: at_grpo}}")
+    checked(compose, *mixture[:4], *tree)
+    # Rows that are scored are compared with one another alone, whatever the estimator.
+    checked(compose, "+at_grpo.critic.agents=[planner]", "at_grpo.estimator=grpo")
 
 
 def with_values(compose: Any, *overrides: str) -> AtGrpoConfig:
@@ -209,10 +210,7 @@ def test_policies_that_do_not_fit_are_refused(
             ["at_grpo.estimator={preset: gigpo, unit: row}"],
             r"^at_grpo\.estimator='gigpo' discounts an outcome in its step term, but a critic scores every row; use",
         ),
-        (
-            ["+at_grpo.critic.agents=[planner]", "at_grpo.estimator=grpo"],
-            r"^at_grpo\.estimator='grpo' compares scores of planner with rewards of other agents; use estimator: dr_m",
-        ),
+        (["at_grpo.estimator=rae"], r"^at_grpo\.estimator\.decay: beside critic, scores are compared with what rewards"),
         (["+at_grpo.critic.agents=[]"], r"^at_grpo\.critic\.agents=\[\]: "),
         (
             ["+at_grpo.critic.warmup=7", "trainer.total_training_steps=7"],

@@ -869,6 +869,7 @@ def test_a_value_critic_reads_with_the_base_and_learns_after_it_has_scored(make:
     again, other = (ValueCritic(CriticSettings(lam=0.0, hindsight=one), [policy.unit]) for one in (True, False))
     for one in (again, other):
         one.restore(kept)
+    assert again.steps == 2 and other.steps == 0, "its warm-up begins anew, too"
     last = float(seen.values(policy.start[[5]]))
     for one, expected in ((again, {"s3_0_0": pytest.approx(-last, abs=1e-6)}), (other, {})):
         third = asked(policy, 3, ("a0", 5, [77], False))
@@ -887,6 +888,24 @@ def test_where_all_episodes_earn_the_same_no_score_is_a_signal(make: Make) -> No
         tags = [{**one, "reward": one.get("score", 0.0)} for one in rows.real.tags]
     assert len(scores_of(rows)) == 3
     assert policy_advantages(tags, PRESETS["dr_mas"]).tolist() == [0.0] * 3
+
+
+def test_a_constant_reward_is_named_after_ten_steps(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    policy = make(**LORA)
+    for rewards in ((0.0, 0.0), (0.0, 1.0)):
+        critic = ValueCritic(CriticSettings(), [policy.unit])
+        for step in range(12):
+            critic.train(asked(policy, step, ("a0", 5, [77], rewards[0]), ("a1", 6, [77], rewards[1])), step)
+    warned = [record.message for record in caplog.records if record.message.startswith("critic: in 10 steps")]
+    assert len(warned) == 1 and "Outcome.team_reward" in warned[0]
+
+
+def test_the_first_reward_of_another_size_is_a_share_of_the_range(make: Make) -> None:
+    policy = make(**LORA)
+    critic = ValueCritic(CriticSettings(), [policy.unit])
+    critic.train(asked(policy, 1, ("a0", 5, [77], 0), ("a1", 6, [77], 0)), 1)
+    metrics = critic.train(asked(policy, 2, ("a0", 5, [77], 100), ("a1", 6, [77], 0)), 2).metrics
+    assert metrics["brier"] == pytest.approx(0.5)
 
 
 def test_parts_of_a_mixture_have_values_of_their_own(make: Make) -> None:
@@ -974,5 +993,20 @@ def test_a_critic_without_pairs_is_named_after_ten_steps(make: Make, caplog: pyt
 def test_scores_are_added_to_the_rewards_of_their_rows() -> None:
     rows = Batch(["a", "b"], [{"reward": 1.0}, {"reward": 2.0}])
     scored = Batch(["x", "pad"], [{"critic": "b", "score": 1.0}, {"critic": "b", "is_padding": True}])
+    rows.tag(group=["task", "task"])
     mix_scores(rows, scored, weight=0.5)
-    assert rows.tags == [{"reward": 1.0}, {"reward": 1.5, "critic_score": 1.0, "without_critic": 2.0}]
+    other = {"reward": 1.5, "group": "task", "critic_score": 1.0, "without_critic": 2.0}
+    assert rows.tags == [{"reward": 1.0, "group": "task.unscored"}, other]
+
+
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_rewards_are_not_compared_with_scores(warm_up: bool) -> None:
+    """An agent that acts inside scores has none: two episodes of a task, one solved, of each a solver's and a judge's."""
+    agents = ["solver", "judge"] * 2
+    tags = [{"reward": reward, "group": "t", "policy": "p"} for reward in (1.0, 1.0, 0.0, 0.0)]
+    for row, (tag, agent) in enumerate(zip(tags, agents, strict=True)):
+        tag |= {"agent": agent, "episode": f"e{row // 2}", "turn": 0, "scope": ""}
+    rows = Batch(list("abcd"), tags)
+    scored = Batch(["x", "y"], [{"critic": "a", "score": 0.3}, {"critic": "c", "score": -0.7}])
+    mix_scores(rows, scored, 0.0 if warm_up else 1.0)
+    assert policy_advantages(rows.tags, PRESETS["dr_grpo"]).tolist() == pytest.approx([0.5, 0.5, -0.5, -0.5])

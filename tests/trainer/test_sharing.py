@@ -153,6 +153,7 @@ def test_a_critic_learns_in_its_warm_up_and_does_not_score(
 
     monkeypatch.setattr(kind, "train", train)
     critic = kind.__new__(kind)
+    critic.steps = step
     trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
     settings = CriticSettings(warmup=2, weight=0.5)
     trainer.settings = SimpleNamespace(critic=settings, bases=lambda: {"player": ["player", "critic"]})

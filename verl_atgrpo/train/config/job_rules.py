@@ -20,6 +20,7 @@ from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.types import Split, names_of, part_of
 from verl_atgrpo.play.user_code import asking
 from verl_atgrpo.train.config.job import Job
+from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings
 from verl_atgrpo.train.config.verl_key_table import LOGGERS
 
 logger = logging.getLogger(__name__)
@@ -224,16 +225,31 @@ def of_critic(job: Job) -> Iterator[str]:
             yield f"at_grpo.critic.agents: {other}; name the agents that are on it"
     if critic.policy is not None:
         yield from _of_likelihood(job, critic.policy)
-    for part in sorted({*map(part_of, scored)} & {part_of(agent) for agent in trained if agent not in scored}):
+    for part in sorted({*map(part_of, scored)}):
         settings = job.settings.of_part(part)
-        if any("group" in one.scopes for one in (settings.spec, *settings.spec.agents.values())):
-            where = "" if settings is job.settings else f"parts.{part}."
-            mixed = f"compares scores of {', '.join(scored)} with rewards of other agents; use estimator: dr_mas"
-            yield f"at_grpo.{where}estimator={settings.spec.name!r} {mixed}"
+        where = "at_grpo." if settings is job.settings else f"at_grpo.parts.{part}."
+        yield from (f"{where}{message}" for message in _of_scored(settings, critic))
     if critic.warmup >= job.steps:
         yield f"at_grpo.critic.warmup={critic.warmup}: the run has {job.steps} steps, so it never scores; lower it"
     if not critic.hindsight and type(job.env).hindsight is Environment.hindsight:
         yield f"at_grpo.critic.hindsight=False has no effect: {job.name!r} says nothing in hindsight; remove it"
+
+
+def _of_scored(one: AtGrpoConfig, critic: CriticSettings) -> Iterator[str]:
+    """Settings of agents that are scored, of the section or of a part, in which scores have no effect or are wrong."""
+    if critic.weight == 1 and one.episode_reward != "outcome":
+        yield f"episode_reward={one.episode_reward!r} has no effect with critic.weight=1; lower that"
+    if one.scheme != "parallel":
+        yield f"scheme={one.scheme!r}: a critic learns from whole episodes, of which here are parts; use scheme: parallel"
+    specs, every = (one.spec, *one.spec.agents.values()), "but a critic scores every row; use estimator: dr_mas"
+    if any(spec.unit != "row" for spec in specs):
+        yield f"estimator={one.spec.name!r} has one reward for an episode, {every}"
+    elif any(spec.discount != 1 for spec in specs):
+        yield "estimator.discount: beside critic, scores would be discounted; lower critic.lam, or remove it"
+    elif any(spec.step_weight for spec in specs):
+        yield f"estimator={one.spec.name!r} discounts an outcome in its step term, {every}"
+    elif any(getattr(spec, "decay", 1) != 1 for spec in specs):
+        yield "estimator.decay: beside critic, scores are compared with what rewards were before; set it to 1"
 
 
 def _of_reader(job: Job, name: str) -> Iterator[str]:

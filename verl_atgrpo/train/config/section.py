@@ -196,20 +196,6 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
         yield "prefix_tree=False: verl's engine shows a critic no hidden states; use auto"
     if c.group_filter is not None:
         yield "group_filter: beside critic, groups are filtered before it has scored them; set it to null"
-    for where, one in c.each():
-        if given.weight == 1 and one.episode_reward != "outcome":
-            yield f"{where}episode_reward={one.episode_reward!r} has no effect with critic.weight=1; lower that"
-        if one.scheme != "parallel":
-            whole = "a critic learns from whole episodes, of which here are parts; use scheme: parallel"
-            yield f"{where}scheme={one.scheme!r}: {whole}"
-        specs, every = (one.spec, *one.spec.agents.values()), "but a critic scores every row; use estimator: dr_mas"
-        if any(spec.unit != "row" for spec in specs):
-            yield f"{where}estimator={one.spec.name!r} has one reward for an episode, {every}"
-        elif any(spec.discount != 1 for spec in specs):
-            beside = "beside critic, scores would be discounted; lower critic.lam, or remove it"
-            yield f"{where}estimator.discount: {beside}"
-        elif any(spec.step_weight for spec in specs):
-            yield f"{where}estimator={one.spec.name!r} discounts an outcome in its step term, {every}"
 
 
 def _of_critics_policy(c: AtGrpoConfig, name: str | None) -> Iterator[str]:

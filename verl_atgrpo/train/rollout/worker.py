@@ -285,9 +285,10 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         """Writes the critic's rows by themselves, as they have no log-probs of servers."""
         environment, policies = self._environment, self._settings.policy_settings()
         longest, _ = longest_row(self.config.data)
-        with contained(f"{type(environment).__name__}.hindsight"):
-            task = environment.task(prompt["split"], int(prompt["index"]))
-            hindsight = environment.hindsight(task) if critic.hindsight else ""
+        hindsight = ""
+        if critic.hindsight:
+            with contained(f"{type(environment).__name__}.hindsight"):
+                hindsight = environment.hindsight(environment.task(prompt["split"], int(prompt["index"])))
         trained = [agent for agent, policy in self._policy_of.items() if policies[policy].trainable]
         agents = trained if critic.agents is None else critic.agents
         tokenizers = {name: chat.tokenizer for name, chat in self._chats.items()}

@@ -29,21 +29,41 @@ from verl_atgrpo.train.trainer.update_inputs import of_responses
 logger = logging.getLogger(__name__)
 
 _IDLE_STEPS = 10
+_NO_PAIR = (
+    "no two episodes of a task ended differently, so it has learned nothing; use more candidates, other tasks, or "
+    "critic.kind: value"
+)
 _PER_ROW = "seq-mean-token-mean"
 """verl's loss in which tokens of a row count 1 / their number; in others a critic's mean over tokens is a weight."""
+
+
+class IdleSteps:
+    """Counts a critic's steps in a row without anything to learn from, and warns of ten."""
+
+    def __init__(self, name: str) -> None:
+        """Takes the beginning of the warning."""
+        self._name, self._steps = name, 0
+
+    def count(self, learned: bool, why: str) -> None:
+        """Counts a step; `why` it taught nothing if it did not, and what would do."""
+        self._steps = 0 if learned else self._steps + 1
+        if self._steps == _IDLE_STEPS:
+            logger.warning(f"{self._name}: in {self._steps} steps {why}")
 
 
 class CriticUnit(SharingUnit):
     """A policy of no agent, on the workers of one that is trained."""
 
     _ppo_epochs = 1  # each pass has weights of its own
+    steps = 0
+    """Steps in which it has learned."""
 
     def __init__(self, *given: Any, critic: CriticSettings, **more: Any) -> None:
         """As `SharingUnit`, with the section `at_grpo.critic`."""
         super().__init__(*given, **more)
         self._epochs = critic.epochs
         self._mini_batches, self._optimizer_steps = self._optimizer_steps, 1
-        self._idle = 0
+        self._idle = IdleSteps(f"critic {self.name!r}")
 
     def train(self, batch: Batch, global_steps: int) -> Update:
         """Scores candidates, then learns from how their episodes ended.
@@ -53,6 +73,7 @@ class CriticUnit(SharingUnit):
         Raises PolicyFailed if a worker dies.
         """
         with naming(self.name, "scoring and its update"), self._turn():
+            self.steps = global_steps  # a run is resumed with its weights
             began, scoring = time.perf_counter(), Update(batch, {}, {})
             self._deal(scoring, seed=global_steps)
             rows, base = scoring.rows.real, self._means(scoring, of_base=True)
@@ -62,7 +83,7 @@ class CriticUnit(SharingUnit):
             found, cut = agreement(ratios, rows.tags), rows.column("cut").double()
             scoring.metrics.update(found, **{"team/rows": float(len(rows)), "cut_share": float(cut.mean())})
             updates = self._by_task(rows, scoring, global_steps)
-            self._look(bool(updates))
+            self._idle.count(bool(updates), _NO_PAIR)
             for update in updates * self._epochs:
                 # Anew each time: the gradient's weights, and the ratio that verl's loss clips, are those of now.
                 self._write_advantages(update.rows, self._ratios(update))
@@ -123,23 +144,17 @@ class CriticUnit(SharingUnit):
             values = torch.tensor([of_row.get(key, 0.0) for key in part.keys])
             part.put(advantages=jagged(torch.repeat_interleave(values, part.lengths), part.lengths))
 
-    def _look(self, signal: bool) -> None:
-        """Warns after ten steps without anything to learn from."""
-        self._idle = 0 if signal else self._idle + 1
-        if self._idle == _IDLE_STEPS:
-            logger.warning(
-                f"critic {self.name!r}: in {self._idle} steps no two episodes of a task ended differently, so it has "
-                "learned nothing; use more candidates, other tasks, or critic.kind: value"
-            )
-
 
 def mix_scores(rows: Batch, of_critic: Batch, weight: float) -> None:
     """Mixes a critic's scores into the rewards of the rows that they are of, with this weight.
 
-    The tag `critic_score` has the score, `without_critic` the reward before.
+    The tag `critic_score` has the score, `without_critic` the reward before. Rows without a score are compared with
+    one another alone.
     """
     score_of: Mapping[str, Any] = {tags[CRITIC]: tags["score"] for tags in of_critic.tags if "score" in tags}
     for key, tags in zip(rows.keys, rows.tags, strict=True):
         if key in score_of:
             tags |= {"critic_score": score_of[key], "without_critic": tags["reward"]}
             tags["reward"] = (1 - weight) * tags["reward"] + weight * score_of[key]
+        elif weight:
+            tags["group"] += ".unscored"

@@ -277,7 +277,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         update.rows.remove()
         if isinstance(critic, CriticUnit) and not self.concurrent and len(self.settings.bases()) > 1:
             critic.empty_cache()  # its processes have used the devices of those that are updated now
-        mix_scores(rows, rows.of_critic, settings.weight if self.global_steps > settings.warmup else 0.0)
+        mix_scores(rows, rows.of_critic, settings.weight if critic.steps > settings.warmup else 0.0)
         if isinstance(critic, CriticUnit):
             return {critic.name: update.metrics}
         self._sampled.update({f"critic/{name}": value for name, value in update.metrics.items()})

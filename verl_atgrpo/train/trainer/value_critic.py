@@ -6,6 +6,7 @@ nothing to train: one forward pass of the prompts without the adapter, and a sys
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any
@@ -21,7 +22,15 @@ from verl_atgrpo.train.estimators.likelihood import agreement
 from verl_atgrpo.train.estimators.value import Moments, scores
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.serving.health import naming
+from verl_atgrpo.train.trainer.critic_unit import IdleSteps
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
+
+logger = logging.getLogger(__name__)
+
+_ALL_ALIKE = (
+    "all episodes of training earned the same, so its scores are 0; a value predicts Outcome.team_reward: return one "
+    "that tells episodes apart"
+)
 
 
 class ValueCritic:
@@ -33,6 +42,9 @@ class ValueCritic:
         self._several = len({unit.host.name for unit in units}) > 1
         self._seen: dict[tuple[str, str], Moments] = {}
         """Of each base and part of a mixture."""
+        self.steps = 0
+        """Steps in which it has learned."""
+        self._idle = IdleSteps("critic")
 
     def train(self, batch: Batch, global_steps: int) -> Update:
         """Scores candidates, then learns from how their episodes ended; returns their rows for removal.
@@ -53,10 +65,12 @@ class ValueCritic:
         for group in dict.fromkeys(groups):
             mine = [number for number, other in enumerate(groups) if other == group]
             x, y, seen = torch.stack([states[number] for number in mine]), rewards[mine], self._seen.get(group)
+            now = self._seen[group] = Moments.of(x, y) if seen is None else seen.then(Moments.of(x, y), self._decay)
             if seen is not None:
                 values[mine] = seen.values(x)
-                shares[:, mine] = seen.shares(torch.stack([values[mine], y]))
-            self._seen[group] = Moments.of(x, y) if seen is None else seen.then(Moments.of(x, y), self._decay)
+                shares[:, mine] = now.shares(torch.stack([values[mine], y]))
+        self.steps += 1
+        self._idle.count(any(one.lowest < one.highest for one in self._seen.values()), _ALL_ALIKE)
         return Update(rows, self._score(batch, values, *shares), timing)
 
     def _score(self, batch: Batch, values: Tensor, predicted: Tensor, ends: Tensor) -> dict[str, float]:
@@ -95,11 +109,16 @@ class ValueCritic:
         return states
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps: the sums of the regressions, and whether they are with hindsight."""
+        """Returns what a checkpoint keeps: the regressions' sums, their number of steps, and whether with hindsight."""
         seen = {group: tuple(vars(one).values()) for group, one in self._seen.items()}
-        return {"seen": seen, "hindsight": self._hindsight}
+        return {"seen": seen, "steps": self.steps, "hindsight": self._hindsight}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what a checkpoint keeps; that of another kind, or of other prompts, is of no use."""
-        if state.get("hindsight") == self._hindsight:
-            self._seen = {group: Moments(*one) for group, one in state.get("seen", {}).items()}
+        """Takes what a checkpoint keeps; that of other prompts is of no use."""
+        if state["hindsight"] == self._hindsight:
+            self.steps = state["steps"]
+            self._seen = {group: Moments(*one) for group, one in state["seen"].items()}
+        else:
+            logger.warning(
+                "the critic begins anew: the run was saved with critic.hindsight=%s", str(state["hindsight"]).lower()
+            )
