@@ -85,6 +85,7 @@ def test_the_level_rises_with_success_and_keeps_a_share_of_what_was_learned() ->
     # An eighth for each of the two easier ones.
     assert play_step(order, 16, lambda level: level != 2) == {0: 2, 1: 2, 2: 12}
     assert order.level == 1
+    assert order.metrics() == {"curriculum/level": 1.0, "curriculum/success": 0.0}, "that by which it has changed"
 
 
 def test_the_last_level_stays_when_it_is_solved_and_the_first_when_it_is_not() -> None:
@@ -240,10 +241,12 @@ def test_shares_keep_what_changed_weights_owe() -> None:
         ({"levels": [{"size": 1}, 2]}, r"^at_grpo\.environment\.levels\[1\]=2: options of 'count', such as"),
         ({"levels": [{}, {"name": "walk"}]}, r"^at_grpo\.environment\.levels\[1\]=\{'name': 'walk'\}: options of"),
         ({"levels": [{"size": 10}, {}]}, r"^at_grpo\.environment\.levels\[0\]\.size=10: at most 9$"),
+        ({"of": {"name": "cuont"}}, r"^at_grpo\.environment\.of\.name='cuont' is unknown"),
+        ({"of": {"name": "count", "sizes": 1}}, r"^at_grpo\.environment\.of\.sizes is not an option of 'count'"),
         ({"levels": [{}, {"sizes": 1}]}, r"^at_grpo\.environment\.levels\[1\]\.sizes is not an option of 'count'"),
         (
             {"of": {"name": "curriculum", "of": {"name": "count"}}, "levels": [{"levels": [{}, {}]}] * 2},
-            r"^at_grpo\.environment\.levels\[0\]\.name='curriculum' orders its tasks itself",
+            r"^at_grpo\.environment\.of\.name='curriculum' orders its tasks itself",
         ),
         ({"levels": [{"players": 2}, {}]}, r"^at_grpo\.environment\.levels\[0\] has the agents counter, second, the"),
     ],

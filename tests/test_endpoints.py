@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from waiting import HANG
 openai = pytest.importorskip("openai")
 
 import aiohttp
+from aiohttp import web
 
 from verl_atgrpo import EpisodeFailed, Message, Outcome, Score, ScriptedTeam, Team, play
 from verl_atgrpo.play import endpoints
@@ -464,6 +466,35 @@ def test_a_framework_that_never_ends_is_ended(
     assert caught.value.reason in ("turn_limit", "time_limit")
 
 
+@pytest.mark.parametrize("then", ["returns", "asks on"])
+def test_a_framework_that_catches_its_cancellation_has_failed(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "GRACE", 0.01)
+    monkeypatch.setattr(endpoints, "MOST_REFUSALS", 3)
+    caught = []
+
+    async def workflow(team: Team) -> Outcome:
+        async with team.serve(max_turns=1, timeout=0.05) as urls, client(urls["planner"]) as planner:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                caught.append(then)
+            while then == "asks on":
+                with suppress(openai.APIStatusError):
+                    await planner.create(model="m", messages=ASK)
+        return Outcome(True)
+
+    async def main() -> int:
+        with pytest.raises(EpisodeFailed, match="had not ended") as failed:
+            await play(Play(workflow), 0, team_of(lambda prompt, k: "x"))
+        assert failed.value.reason == "time_limit"
+        await asyncio.sleep(0)  # no cancellation is left over
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling() if sys.version_info >= (3, 11) else 0
+
+    assert served(main()) == 0 and caught == [then]
+
+
 def test_an_episode_that_is_cancelled_is_no_failure_of_its_framework() -> None:
     entered = asyncio.Event()
 
@@ -532,6 +563,44 @@ def test_no_socket_stays_open_after_the_last_episode() -> None:
         return False
 
     assert asyncio.run(asyncio.wait_for(main(), HANG))
+
+
+def test_an_address_that_is_not_the_machines_is_an_error_that_says_so() -> None:
+    async def main() -> None:
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"203\.0\.113\.1"):
+                async with team_of(lambda prompt, k: "x").serve(host="203.0.113.1"):
+                    pass
+
+    asyncio.run(asyncio.wait_for(main(), HANG))
+
+
+@pytest.mark.parametrize("when", ["starts", "stops"])
+def test_an_episode_that_is_cancelled_while_its_server_changes_leaves_no_dead_one(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> Any:
+        changing.set()
+        await asyncio.Event().wait()
+
+    async def serve(ask: bool) -> int:
+        async with team_of(lambda prompt, k: "x").serve() as urls:
+            return (await post(urls["planner"], {"messages": ASK}))[0] if ask else 0
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        with monkeypatch.context() as patch:
+            patch.setattr(*((loop, "create_server") if when == "starts" else (web.AppRunner, "cleanup")), never)
+            playing = asyncio.ensure_future(serve(ask=False))
+            await changing.wait()
+            playing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+        return await serve(ask=True)
+
+    assert asyncio.run(asyncio.wait_for(main(), HANG)) == 200
 
 
 def test_failures_of_the_episode_are_errors_that_are_not_retried() -> None:

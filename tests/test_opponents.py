@@ -55,18 +55,18 @@ def test_those_that_are_hard_to_beat_play_more_often() -> None:
     made = filled()
     # Won 2 of 2, 1 of 2, 0 of 2, with one won and one lost in advance: w = .75, .5, .25.
     rewards = {0: (1.0, 1.0), 5: (1.0, -1.0), 10: (-1.0, -1.0)}
-    made.add([(Opponent("player", 1 + step // 5, step), one) for step, both in rewards.items() for one in both], 11)
+    made.add([(Opponent("player", 1 + step // 5, step), both) for step, both in rewards.items()], 11)
     chances = [(1 - won) ** 2 for won in (0.75, 0.5, 0.25)]
     expected = {step: chance / sum(chances) for step, chance in zip((0, 5, 10), chances, strict=True)}
     assert drawn(made) == pytest.approx(expected, abs=0.04)
     uniform = filled(choose="uniform")
-    uniform.add([(Opponent("player", 3, 10), -1.0)] * 20, 11)
+    uniform.add([(Opponent("player", 3, 10), [-1.0])] * 20, 11)
     assert drawn(uniform) == pytest.approx(dict.fromkeys((0, 5, 10), 1 / 3), abs=0.04)
 
 
 def test_the_most_beaten_makes_room_and_among_equals_the_oldest() -> None:
     made = filled()
-    made.add([(Opponent("player", 2, 5), 1.0)], 11)
+    made.add([(Opponent("player", 2, 5), [1.0])], 11)
     assert made.freeze(15) == 2
     assert made.slots == {1: 0, 2: 15, 3: 10}
     assert made.freeze(20) == 1
@@ -75,8 +75,8 @@ def test_the_most_beaten_makes_room_and_among_equals_the_oldest() -> None:
 
 def test_old_games_do_not_decide() -> None:
     made = filled()
-    made.add([(Opponent("player", 1, 0), -1.0)] * 100, 11)
-    made.add([(Opponent("player", 1, 0), 1.0)] * 32, 12)
+    made.add([(Opponent("player", 1, 0), [-1.0])] * 100, 11)
+    made.add([(Opponent("player", 1, 0), [1.0])] * 32, 12)
     assert made.freeze(15) == 1
 
 
@@ -84,7 +84,7 @@ def test_metrics_tell_kinds_apart_and_rate_the_policy() -> None:
     made = pool(weights={"current": 1, "past": 1, "judge": 1}, every=10)
     made.freeze(0)
     past, judge = Opponent("player", 1, 0), Opponent("judge")
-    made.add([(past, 1.0), (past, 1.0), (past, 0.0), (past, -1.0), (Opponent(), -1.0), (judge, 0.0)], 7)
+    made.add([*((past, [one]) for one in (1.0, 1.0, 0.0, -1.0)), (Opponent(), [-1.0]), (judge, [0.0])], 7)
     found = made.metrics()
     shares = {name.removeprefix("opponents/"): value for name, value in found.items() if "elo" not in name}
     assert shares == {
@@ -104,19 +104,45 @@ def test_metrics_tell_kinds_apart_and_rate_the_policy() -> None:
 def test_games_against_itself_are_not_rated(step: int, rated: bool) -> None:
     """A past self of step 10 is as strong as the policy in steps 9 to 13, more or less."""
     made = filled()
-    made.add([(Opponent("player", 3, 10), 1.0)], step)
+    made.add([(Opponent("player", 3, 10), [1.0])], step)
     assert ("opponents/elo" in made.metrics()) == rated
 
 
 def test_games_that_end_after_their_opponent_was_replaced_count_for_nobody() -> None:
     made = filled()
-    made.add([(Opponent("player", 1, 0), 1.0)], 11)
+    made.add([(Opponent("player", 1, 0), [1.0])], 11)
     before = made.state()
     assert made.freeze(15) == 1
-    made.add([(Opponent("player", 1, 0), -1.0)] * 9, 16)
+    made.add([(Opponent("player", 1, 0), [-1.0])] * 9, 16)
     assert made.state()["games"] == before["games"]
     assert 0 not in made.state()["recent"]
     assert made.metrics()["opponents/past/loss"] == 1.0
+
+
+def test_games_of_a_task_are_one_observation() -> None:
+    """Eight whole episodes of an opening that is won are all won."""
+    alike, apart, one = filled(), filled(), filled()
+    opponent = Opponent("player", 1, 0)
+    alike.add([(opponent, [1.0] * 8), (opponent, [1.0] * 6 + [-1.0] * 2), (opponent, [-1.0] * 8)], 14)
+    apart.add([(opponent, [1.0])] * 14 + [(opponent, [-1.0])] * 10, 14)
+    one.add([(opponent, [1.0, 0.0]), (opponent, [1.0]), (opponent, [-1.0])], 14)
+    few, many = alike.metrics(), apart.metrics()
+    assert few["opponents/past/win"] == many["opponents/past/win"] == 14 / 24
+    assert few["opponents/elo_margin"] > 1.5 * many["opponents/elo_margin"]
+    assert few["opponents/elo"] == one.metrics()["opponents/elo"], "1.75 of 3"
+
+
+def test_far_apart_past_selves_do_not_make_the_rating_an_old_one() -> None:
+    """A policy that gains 8 points a step, with a past self every 50: at the end it is 592 above the first."""
+    rng, made = random.Random(0), pool(weights={"past": 1}, size=8, every=50)
+    for step in range(75):
+        if made.is_due(step):
+            made.freeze(step)
+        drawn = [made.draw(step, task, 0) for task in range(64)]
+        chances = [1 / (1 + 10 ** (-8 * (step - one.step) / 400)) for one in drawn]
+        won = [[1.0 if rng.random() < chance else -1.0] for chance in chances]
+        made.add(zip(drawn, won, strict=True), step + 1)
+    assert made.metrics()["opponents/elo"] > 500
 
 
 @pytest.mark.parametrize(("size", "every"), [(8, 5), (4, 5), (8, 1)])
@@ -130,7 +156,7 @@ def test_the_rating_follows_a_policy_that_becomes_stronger(size: int, every: int
         for task in range(64):
             opponent = made.draw(step, task, 0)
             chance = 1 / (1 + 10 ** (-gain * (step - 1 - opponent.step) / 400))
-            games.append((opponent, 1.0 if rng.random() < chance else -1.0))
+            games.append((opponent, [1.0 if rng.random() < chance else -1.0]))
         made.add(games, step)
         if made.is_due(step):
             made.freeze(step)
@@ -151,7 +177,7 @@ def test_the_rating_of_a_long_run_stays_true(strong: float) -> None:
         for task in range(32):
             opponent = made.draw(step, task, 0)
             chance = 1 / (1 + 10 ** ((strength(opponent.step) - strength(step - 1)) / 400))
-            games.append((opponent, 1.0 if rng.random() < chance else -1.0))
+            games.append((opponent, [1.0 if rng.random() < chance else -1.0]))
         made.add(games, step)
         if made.is_due(step):
             made.freeze(step)
@@ -173,7 +199,7 @@ def test_the_rating_of_a_policy_that_levels_off_stays_in_its_interval() -> None:
             for opponent in (made.draw(step, task, 0) for task in range(16)):
                 lead = 400 * (math.exp(-opponent.step / 6) - math.exp(-(step - 1) / 6))
                 chance = 1 / (1 + 10 ** (-lead / 400))
-                games += [(opponent, 1.0 if rng.random() < chance else -1.0) for _ in range(2) if opponent.slot]
+                games += [(opponent, [1.0 if rng.random() < chance else -1.0]) for _ in range(2) if opponent.slot]
             made.add(games, step)
             if made.is_due(step):
                 made.freeze(step)
@@ -189,23 +215,23 @@ def test_a_rating_is_made_when_there_are_more_games(monkeypatch: pytest.MonkeyPa
     made, rated = filled(), []
     monkeypatch.setattr(opponents, "elo", lambda games: rated.append(1) or elo(games))
     for step in range(14, 114):
-        made.add([(Opponent("player", 1, 0), 1.0), (Opponent("player", 2, 5), -1.0)], step)
+        made.add([(Opponent("player", 1, 0), [1.0]), (Opponent("player", 2, 5), [-1.0])], step)
         assert "opponents/elo" in made.metrics()
     assert 20 < len(rated) < 50
 
 
 def test_a_pool_that_begins_between_two_past_selves_rates_the_policy_above_the_one_it_beats() -> None:
     made = pool(weights={"past": 1}, every=20)
-    made.freeze(25)
-    for step in range(26, 34):
-        made.add([(Opponent("player", 1, 25), 1.0)] * 5 + [(Opponent("player", 1, 25), -1.0)], step)
+    made.freeze(26)
+    for step in range(27, 35):
+        made.add([(Opponent("player", 1, 26), [1.0])] * 5 + [(Opponent("player", 1, 26), [-1.0])], step)
         assert made.metrics()["opponents/elo"] > 0, step
     assert made.metrics()["opponents/elo"] > 100
 
 
 def test_a_checkpoint_has_all_that_draws_and_ratings_follow_from() -> None:
     made = filled()
-    made.add([(Opponent("player", 1, 0), 1.0), (Opponent("player", 3, 10), -1.0)] * 9, 11)
+    made.add([(Opponent("player", 1, 0), [1.0]), (Opponent("player", 3, 10), [-1.0])] * 9, 11)
     again = pool(weights={"past": 1})
     again.restore(made.state())
     assert drawn(again) == drawn(made)
@@ -253,7 +279,7 @@ def test_a_policy_that_does_not_improve_is_rated_near_0() -> None:
         made.freeze(0)
         for step in range(1, 201):
             drawn = [one for task in range(32) if (one := made.draw(step, task, 0)).slot]
-            made.add([(opponent, rng.choice((1.0, -1.0))) for opponent in drawn], step)
+            made.add([(opponent, [rng.choice((1.0, -1.0))]) for opponent in drawn], step)
             if made.is_due(step):
                 made.freeze(step)
         ratings.append(made.metrics())

@@ -35,7 +35,7 @@ def test_an_asynchronous_step_pauses_first_and_resumes_last(rollout: FakeRollout
     assert rollout.calls[6:] == ["resume"]
 
 
-def test_separate_servers_are_interrupted_only_for_the_weight_sync(rollout: FakeRollout) -> None:
+def test_separate_servers_pause_for_the_weight_sync_and_a_validation_alone(rollout: FakeRollout) -> None:
     trainer = FakeTrainer(rollout, mode="separate_async")
     trainer.on_init_end()
     batch, metrics = trainer.play()

@@ -7,7 +7,7 @@ the last level from the first step on.
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -134,6 +134,8 @@ class LevelOrder:
         """Tasks so far of each level."""
         self._results: list[bool] = []
         """Of episodes at the level, the last `window` of them, or all of the last step if they are more."""
+        self._success: float | None = None
+        """Of those of the last step that had any, before a change of level."""
         self.level = 0
 
     def next(self) -> int:
@@ -154,9 +156,10 @@ class LevelOrder:
         """
         of_step = [success for index, success in results if self._curriculum.place(index)[0] == self.level]
         self._results = [*self._results, *of_step][-max(self._curriculum.window, len(of_step)) :]
+        if self._results:
+            self._success = rate = sum(self._results) / len(self._results)
         if not of_step or len(self._results) < self._curriculum.window:
             return
-        rate = sum(self._results) / len(self._results)
         step = (rate > self._curriculum.upper) - (rate < self._curriculum.lower)
         level = min(max(self.level + step, 0), len(self._counts) - 1)
         if level != self.level:
@@ -164,11 +167,9 @@ class LevelOrder:
             self._results = []
 
     def metrics(self) -> dict[str, float]:
-        """Returns the level, counted from 0, and the success of the window's episodes at it, if there are any."""
-        found = {"curriculum/level": float(self.level)}
-        if self._results:
-            found["curriculum/success"] = math.fsum(self._results) / len(self._results)
-        return found
+        """Returns the level, counted from 0, and the success by which it was chosen or kept, if there were episodes."""
+        success = {} if self._success is None else {"curriculum/success": self._success}
+        return {"curriculum/level": float(self.level), **success}
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint needs."""
@@ -204,7 +205,13 @@ def _level(number: int, of: Mapping[str, Any], own: Mapping[str, Any]) -> Enviro
     if not isinstance(own, Mapping) or "name" in own:
         raise EnvironmentConfigError(f"{key}={own!r:.200}: options of {of['name']!r}, such as {{size: 4}}")
     options = _merged(of, own)
-    return make_inner(options.pop("name"), options, key)
+    try:
+        return make_inner(options.pop("name"), options, key)
+    except EnvironmentConfigError as error:
+        named = re.match(re.escape(f"{key}.") + r"(\w+)", str(error))
+        if named is None or named[1] in own:
+            raise
+        raise EnvironmentConfigError(str(error).replace(key, f"{_KEY}.of", 1)) from error
 
 
 def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -306,31 +306,33 @@ class EndpointServer:
             # A client that disconnects cancels its decision.
             runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
             await runner.setup()
-            self._runner = runner
             loop = asyncio.get_running_loop()
-            self._listening = listening = await loop.create_server(self._admit, self.host, 0, backlog=1024)
+            admit = functools.partial(self._admit, runner)
+            listening = await loop.create_server(admit, self.host, 0, backlog=1024)
+            # Only now: it may have failed, or been cancelled.
+            self._runner, self._listening = runner, listening
             self.port = listening.sockets[0].getsockname()[1]
 
-    def _admit(self) -> Any:
+    def _admit(self, runner: web.AppRunner) -> Any:
         """Returns the protocol of a new connection, and closes the oldest of too many that have shown no key."""
-        assert self._runner is not None and self._runner.server is not None
+        assert runner.server is not None
         if len(self._strangers) >= self.most_strangers:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.force_close()
-        made = self._runner.server()
+        made = runner.server()
         self._strangers[made] = None
         return made
 
     async def close(self) -> None:
         """Stops listening, unless an episode has begun in the meantime."""
         async with self._changing:
-            if self._runner is not None and not self.sessions:
-                assert self._listening is not None
-                self._listening.close()
-                await self._runner.cleanup()
-                self._runner = self._listening = None
+            runner, listening = self._runner, self._listening
+            if runner is not None and listening is not None and not self.sessions:
+                self._runner = self._listening = None  # first: the rest may be cancelled
+                listening.close()
                 self._strangers.clear()
+                await runner.cleanup()
 
     def _session(self, request: web.Request) -> _Session:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -469,9 +471,10 @@ async def serve(
     assert owner is not None  # coroutines run in tasks
     deadline = None if timeout is None else loop.time() + timeout
     ended: list[tuple[str, str]] = []
+    inside = True
 
     def end(limit: str, why: str) -> None:
-        if not ended:
+        if inside:  # again each time, as the block may catch it
             ended.append((limit, why))
             owner.cancel()
 
@@ -488,13 +491,15 @@ async def serve(
         await server.start()
         base_url = f"http://{shown}:{server.port}/v1"
         yield {agent: Endpoint(base_url, key, team.policy_name(agent)) for agent, key in keys.items()}
-        if ended:  # just as it ended by itself
-            await asyncio.sleep(0)
+        if ended:
+            await asyncio.sleep(0)  # for a cancellation just as it ended by itself
+            raise asyncio.CancelledError  # which it has caught
     except asyncio.CancelledError:
         if not ended:
             raise
         if sys.version_info >= (3, 11):
-            owner.uncancel()
+            for _ in ended:
+                owner.uncancel()
         raise EpisodeFailed(*ended[0]) from None
     except Exception as error:
         limits = [session.limit for session in sessions if session.limit is not None]
@@ -502,6 +507,7 @@ async def serve(
             raise EpisodeFailed(*limits[0]) from error
         raise
     finally:
+        inside = False
         if timer is not None:
             timer.cancel()
         for key in keys.values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from verl_atgrpo.play.ratings import Rating, elo, results, score_of
@@ -18,6 +18,8 @@ from verl_atgrpo.play.seeds import stable_hash
 
 _WINDOW = 32
 """Games against a past self, the last ones, that say how often it is beaten: the policy changes."""
+_GRAIN = 5
+"""Steps whose policies may be rated as one player."""
 _MORE = 1.05
 """So many times the games as at the last rating make a new one, which takes seconds after a thousand past selves."""
 
@@ -68,7 +70,7 @@ class OpponentPool:
         self._recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
         """The policy's scores against a past self, by its step."""
         self._games: dict[tuple[int, int], tuple[float, float]] = {}
-        """(The policy near this step, a multiple of `every`; the step of a past self) -> score and games."""
+        """(The policy near this step, the step of a past self) -> score and games, of which a task has one."""
         self._rated: int | None = None
         """The policy as it is, of these."""
         self._rating: tuple[float, Rating] | None = None
@@ -112,21 +114,27 @@ class OpponentPool:
         (slot,) = rng.choices(list(slots), chances)
         return Opponent(self._policy, slot, slots[slot])
 
-    def add(self, games: Iterable[tuple[Opponent, float]], step: int) -> None:
-        """Adds the games of a step: opponents, and rewards of the policy in training, above 0 for those it won."""
+    def add(self, tasks: Iterable[tuple[Opponent, Sequence[float]]], step: int) -> None:
+        """Adds the games of a step.
+
+        Of each task the opponent, and the rewards of the policy in training in its games, above 0 for those it won.
+        For the rating a task counts as one game, as its games are alike.
+        """
         self._last = []
         # A step is played with the weights after the one before; a past self of the nearest step is as strong.
-        label = (step - 1 + self._every // 2) // self._every * self._every
-        for opponent, reward in games:
+        grain = min(self._every, _GRAIN)
+        label = (step - 1 + grain // 2) // grain * grain
+        for opponent, rewards in tasks:
             kind = "past" if opponent.slot else opponent.policy or "current"
-            self._last.append((kind, reward))
+            self._last += [(kind, reward) for reward in rewards]
             if self.slots.get(opponent.slot) != opponent.step:  # no past self, or another one has taken its place
                 continue
-            self._recent[opponent.step].append(score_of(reward))
+            scores = [score_of(reward) for reward in rewards]
+            self._recent[opponent.step].extend(scores)
             if opponent.step == label:  # the policy itself
                 continue
             score, number = self._games.get((label, opponent.step), (0.0, 0.0))
-            self._games[label, opponent.step] = score + score_of(reward), number + 1
+            self._games[label, opponent.step] = score + math.fsum(scores) / len(scores), number + 1
             self._rated = label
         rated = math.fsum(number for _, number in self._games.values())
         if self._rated is not None and (self._rating is None or rated >= _MORE * self._rating[0]):

@@ -22,7 +22,7 @@ class Schedule:
     `sync` samples all of a step's episodes, then updates. `colocate_async` updates as soon as a batch of episodes has
     ended: the others are interrupted, and resume with the new weights after a validation, which has the servers to
     itself. The servers of `separate_async` have devices of their own and sample during the update, too; requests are
-    interrupted only for the weight sync.
+    interrupted for the weight sync, and wait for a validation.
     """
 
     mode: str

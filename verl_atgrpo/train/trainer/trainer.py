@@ -290,8 +290,12 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._order.learn((episode["task"], episode["episode_success"]) for episode in episodes)
             self._sampled.update(self._order.metrics())
         if self._opponents is not None:
-            games = [(Opponent.parse(one[OPPONENT]), one["episode_reward"]) for one in episodes if OPPONENT in one]
-            self._opponents.add(games, self.global_steps)
+            games: dict[str, tuple[Opponent, list[float]]] = {}
+            for one in episodes:
+                if OPPONENT in one:
+                    task, _, _ = one["episode"].rpartition("_")
+                    games.setdefault(task, (Opponent.parse(one[OPPONENT]), []))[1].append(one["episode_reward"])
+            self._opponents.add(games.values(), self.global_steps)
             self._sampled.update(self._opponents.metrics())
         if "baseline" in self._spec.needs:
             self._sampled.update(self._baselines.metrics())
