@@ -22,6 +22,7 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 from verl_atgrpo import cli
 from verl_atgrpo.lab.evaluation.results import EpisodeRow, Failure, ResultFile
 from verl_atgrpo.lab.model_card import card, measured_by
+from verl_atgrpo.lab.report import records
 from verl_atgrpo.lab.report.records import Run
 
 TOKEN = "hf_only_a_test"
@@ -169,6 +170,26 @@ def test_a_critic_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [folder.name for folder in (tmp_path / "out").iterdir()] == ["player"]
 
 
+@pytest.mark.parametrize("damage", ["a line", "too many bytes"])
+def test_records_that_cannot_be_read_do_not_keep_a_model_back(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The critic is left out all the same."""
+    step = checkpoint(tmp_path, "player", "judge")
+    monkeypatch.setitem(recorded_run.ABOUT, "section", {"critic": {"policy": "judge"}, "environment": {"name": "walk"}})
+    write_run(step.parent)
+    if damage == "a line":
+        path = step.parent / "record/metrics-0001-0000.jsonl"
+        path.write_text(path.read_text().replace('{"step": 1', '{"step" 1'))
+    else:
+        monkeypatch.setitem(records._MOST, "val", 10)
+    assert cli.main(["export", str(step), str(tmp_path / "out")]) == 0
+    assert [folder.name for folder in (tmp_path / "out").iterdir()] == ["player"]
+    card = (tmp_path / "out/player/README.md").read_text().splitlines()
+    assert "| task | walk |" in card and "| training | 3 steps |" in card
+    assert "the model card has no results of the training: " in caplog.text
+
+
 def test_of_several_answers_to_a_task_the_card_has_their_mean_by_data_set() -> None:
     names = {"hard/set/acc/mean@2": 0.25, "hard/set/acc/best@2/mean": 0.5, "hard/set/acc/best@2/std": 0.1}
     run = Run(metrics={4: {f"val-core/{name}": value for name, value in names.items()}})
@@ -205,6 +226,28 @@ def test_policies_go_to_the_hub_each_under_its_name(
     assert cli.main(["export", str(checkpoint(tmp_path / "c", "shared")), str(tmp_path / "two"), "--push=me/it"]) == 0
     assert {name for name in hub["me/it"] if "safetensors" in name} == {"model.safetensors"}
     assert "notes.md" in hub["me/it"]
+
+
+def test_a_hub_that_fails_in_the_middle_is_told_with_all_that_is_left(
+    tmp_path: Path,
+    hub: dict[str, dict[str, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    api = huggingface_hub.HfApi
+    upload = api.upload_folder
+
+    def upload_folder(self: Any, *, repo_id: str, **given: Any) -> Any:
+        if repo_id.endswith("-b"):
+            raise OSError("502")
+        return upload(self, repo_id=repo_id, **given)
+
+    monkeypatch.setattr(api, "upload_folder", upload_folder)
+    with pytest.raises(SystemExit):
+        cli.main(["export", str(checkpoint(tmp_path, "a", "b", "c")), str(tmp_path / "out"), "--push=me/it"])
+    left = " and ".join(f"`hf upload me/it-{name} {tmp_path / 'out' / name}`" for name in "bc")
+    assert capsys.readouterr().err.endswith(f"then {left}\n")
+    assert hub["me/it-a"]
 
 
 @pytest.mark.parametrize("problem", ["token", "network", "name"])

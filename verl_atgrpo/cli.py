@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -74,12 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["plot"]:
         parser.error("plot is gone: `verl-atgrpo report <run's folder>` draws a run's curves")
     options = parser.parse_args(arguments)
-    for name, value in vars(options).items():
-        if isinstance(value, Path):  # a shell leaves the ~ of --out=~/x
-            setattr(options, name, value.expanduser())
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger(__package__).setLevel(logging.INFO)
     try:
+        for name, value in vars(options).items():
+            if isinstance(value, Path):  # a shell leaves the ~ of --out=~/x
+                setattr(options, name, value.expanduser())
         with _terminated():
             result = options.run(options)
     except KeyboardInterrupt:
@@ -87,7 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         parser.exit(1, f"verl-atgrpo {options.command}: {_printable(' '.join(str(error).split()))}\n")
     text, failed = result if isinstance(result, tuple) else (result, False)
-    sys.stdout.write("\n".join(map(_printable, text.splitlines())) + "\n")
+    try:
+        sys.stdout.write("\n".join(map(_printable, text.splitlines())) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # its reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(failed)
 
 

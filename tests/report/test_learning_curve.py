@@ -61,6 +61,16 @@ def test_what_an_interrupted_run_did_after_its_checkpoint_is_left_out(
     ]
 
 
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_run_that_only_validates_replaces_nothing(step: int, tmp_path: Path) -> None:
+    write(tmp_path / "metrics.jsonl", (0, {SUCCESS: 0.3}), (1, trained()), (2, trained(0.5)), (3, trained(0.7)))
+    before = read(tmp_path)
+    write(tmp_path / "metrics-2.jsonl", (step, {SUCCESS: 0.1}))
+    assert read(tmp_path) == before
+    write(tmp_path / "metrics-3.jsonl", (4, trained(0.8)))
+    assert [(point.step, point.tokens) for point in read(tmp_path)] == [(0, 0), (2, 200), (3, 300), (4, 400)]
+
+
 def test_parts_of_a_mixture_are_read_and_shown_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def validated(walk: float, walls: float) -> dict[str, float]:
         return {"val-core/walk/acc/mean@1": walk, "val-core/hard/walls/acc/mean@1": walls}
@@ -107,6 +117,19 @@ def test_the_summary_says_when_the_game_was_learnt(
     steps = [(step, trained(success)) for step, success in enumerate(successes, 1)]
     assert main(["summary", str(write(tmp_path / "m.jsonl", (0, {SUCCESS: 0.1}), *steps))]) == 0
     assert capsys.readouterr().out.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("schema | head -c 9", 0, ""),
+        ("summary ~no_such_user/run", 1, "verl-atgrpo summary: Could not determine home directory."),
+    ],
+)
+def test_what_a_shell_makes_of_a_command_is_no_traceback(command: str, status: int, said: str) -> None:
+    atgrpo = f"{sys.executable} -c 'import sys; from verl_atgrpo.cli import main; sys.exit(main())'"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", f"{atgrpo} {command}"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.strip()) == (status, said)
 
 
 def test_the_summary_of_one_validation_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

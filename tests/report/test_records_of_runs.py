@@ -77,6 +77,25 @@ def test_a_run_from_scratch_in_the_same_folder_supersedes_everything(tmp_path: P
     assert not run.episodes
 
 
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_an_attempt_that_trains_nothing_hides_nothing(step: int, tmp_path: Path) -> None:
+    """It validates an older checkpoint, or the base model, or ends before its first step."""
+    first = files(tmp_path)
+    first.append(METRICS, [metrics_row(number, 0, {"x": number}) for number in range(1, 6)])
+    first.append(TRAIN, [decision(5, TRAIN, 7, 0, candidate("old", 1, 0))])
+    first.append(VAL, [decision(2, VAL, 0, 0, candidate("old", 1, None))])
+    validates = files(tmp_path, from_step=step)
+    validates.append(METRICS, [metrics_row(step, 0, {"x": -1, "val": 1})])
+    validates.append(VAL, [decision(step, VAL, 0, 0, candidate("new", 1, None))])
+    last = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5} if step else {0: -1, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5}
+    assert metric(tmp_path, "x") == last
+    shown = {key: rows[0]["candidates"][0]["text"] for key, rows in read(tmp_path).episodes.items()}
+    assert shown == {(TRAIN, 5, 7, 0): "old", (VAL, 2, 0, 0): "old", **({} if step == 2 else {(VAL, step, 0, 0): "new"})}
+    goes_on = files(tmp_path, from_step=5)
+    goes_on.append(METRICS, [metrics_row(6, 0, {"x": 6})])
+    assert metric(tmp_path, "x") == {**last, 6: 6}
+
+
 def test_an_incomplete_last_line_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = find(write_run(tmp_path))
     path = folder / "metrics-0001-0000.jsonl"

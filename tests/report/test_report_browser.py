@@ -152,6 +152,15 @@ def test_whole_numbers_are_shown_whole(browser: Browser) -> None:
     assert shown == ["1236", "12345", "0.988", "1.0e+7", "-1.0e-5"]
 
 
+def test_values_that_differ_by_rounding_have_an_axis(browser: Browser) -> None:
+    """Of such a range there are no round numbers in between: their list had no end."""
+    script = "const [low, high] = range(arguments[0], false); return ticks(low, high, 4)"
+    for values in ([1, 1 - 3.33e-16], [0.1, 0.1 + 1.4e-17], [-5, -5 + 1e-14], [0, 0]):
+        marks = browser.chromium.execute_script(script, values)
+        assert 2 <= len(marks) <= 6 and marks[0] < values[0] < marks[-1]
+    assert browser.chromium.execute_script(script, [1, 1.001]) == pytest.approx([1, 1.0005, 1.001], abs=3e-4)
+
+
 def test_earlier_and_later_steps_of_a_task(browser: Browser) -> None:
     # The last validation is open; one step earlier is the first one, of the same task.
     assert browser.texts("#shown strong") == ["Step 3, task 0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from verl_atgrpo.lab.evaluation import figures, results
 from verl_atgrpo.lab.export import number_of
 from verl_atgrpo.lab.report import counted, records
 from verl_atgrpo.lab.report.learning_curve import SUCCESS
+
+logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 _TOKENS = "rollout/tokens"
@@ -46,13 +49,19 @@ def _environments(environment: Mapping[str, Any]) -> set[str]:
 
 
 def run_of(step: Path) -> records.Run:
-    """Returns the records beside a folder `global_step_<n>`, empty ones with `record: null`; or raises FileError."""
+    """Returns the records beside a folder `global_step_<n>`, empty ones with `record: null`.
+
+    What cannot be read is logged, and left out. Raises FileError if they do not even say what the run was.
+    """
     try:
-        return records.read(records.find(step.parent))
-    except ValueError as error:
-        if isinstance(error, FileError):
-            raise
+        folder = records.find(step.parent)
+    except ValueError:
         return records.Run()
+    try:
+        return records.read(folder)
+    except FileError as error:
+        logger.warning("the model card has no results of the training: %s", error)
+        return records.Run(records.about(folder))
 
 
 def critic_of(run: records.Run) -> str:
@@ -143,15 +152,15 @@ def push(exported: Mapping[str, Path], name: str) -> list[str]:
     """Sends exported policies to a hub as `name`, or as `name-<policy>` if there are several; returns their addresses.
 
     The hub is `HF_ENDPOINT`'s, the token that of `huggingface-cli login` or `HF_TOKEN`. Raises RuntimeError if the hub
-    refuses or cannot be reached.
+    refuses or cannot be reached, with what sends those that are left.
     """
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     api, pushed = HfApi(), []
-    for policy, folder in exported.items():
-        repository = name if len(exported) == 1 else f"{name}-{policy}"
+    places = {name if len(exported) == 1 else f"{name}-{policy}": folder for policy, folder in exported.items()}
+    for repository, folder in places.items():
         try:
             made = api.create_repo(repository, exist_ok=True)
             api.upload_folder(
@@ -162,9 +171,10 @@ def push(exported: Mapping[str, Path], name: str) -> list[str]:
                 delete_patterns=["*.safetensors", "*.index.json"],
             )
         except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, httpx.HTTPError, OSError) as error:
+            left = [f"`hf upload {one} {places[one]}`" for one in list(places)[len(pushed) :]]
             raise RuntimeError(
                 f"--push {repository}: {api.endpoint} says {error}; log in with `hf auth login` or set HF_TOKEN "
-                f"(HF_ENDPOINT for another hub), then `hf upload {repository} {folder}`"
+                f"(HF_ENDPOINT for another hub), then {' and '.join(left)}"
             ) from error
         pushed.append(str(made))
     return pushed

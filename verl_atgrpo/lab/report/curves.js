@@ -73,7 +73,8 @@ function range(values, zero) {
   let low = Math.min(...values, ...(zero ? [0] : []));
   let high = Math.max(...values, ...(zero ? [0] : []));
   if (!values.length) [low, high] = [0, 1];
-  if (low === high) [low, high] = zero && low === 0 ? [0, 1] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
+  // What is equal but for rounding has no marks in between that a number could have.
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) [low, high] = zero && low === 0 ? [0, 1] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
   return [low, high];
 }
 

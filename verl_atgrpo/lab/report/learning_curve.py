@@ -50,22 +50,26 @@ class Point:
 def read(metrics: Path) -> list[Point]:
     """Returns the validations of a run, in order, from a JSONL file or a folder of them.
 
-    A resumed run writes a new file, whose steps replace those that the interrupted run did after its last checkpoint.
-    Read line by line: a million lines take a quarter of a minute. Raises FileError if there are no validations, or a
+    A resumed run writes a new file, whose steps replace those that the interrupted run did after its last checkpoint;
+    one that trained nothing, but validated a checkpoint, replaces none. Read line by line: a million lines take a quarter of a minute. Raises FileError if there are no validations, or a
     line is no line of metrics; OSError if a file cannot be read.
     """
     files = sorted(metrics.glob("*.jsonl"), key=_natural) if metrics.is_dir() else [metrics]
     steps: dict[int, dict[str, float]] = {}
     for file in files:
+        made: dict[int, dict[str, float]] = {}
         for number, line in lines(file):
             row = parse(line, _LINE, "a line of verl's metrics", file, number)
-            known = {name: value for name, value in row.data.items() if value is not None}
-            if number == 1:
-                # A resumed run may begin with a validation of the step that it resumes from.
-                last = row.step - (_SECONDS in known)
-                steps = {step: data for step, data in steps.items() if step <= last}
-            if known:
-                steps.setdefault(row.step, {}).update(known)
+            made.setdefault(row.step, {}).update({name: value for name, value in row.data.items() if value is not None})
+        if any(_SECONDS in known for known in made.values()):
+            first = next(iter(made))
+            # A resumed run may begin with a validation of the step that it resumes from.
+            last = first - (_SECONDS in made[first])
+            steps = {step: data for step, data in steps.items() if step <= last}
+            for step, known in made.items():
+                steps.setdefault(step, {}).update(known)
+        else:
+            steps = made | steps
     points, seconds, tokens = [], 0.0, 0.0
     for step, data in sorted(steps.items()):
         seconds += data.get(_SECONDS, 0.0)

@@ -96,7 +96,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
         panel(
             "Success",
             "%",
-            "share of episodes solved; in training, with the best of K candidates committed at every decision",
+            "share of episodes solved; in a tree's training the best of K candidates is committed at every decision",
             [*success, ("training", "team/success", len(success))],
         ),
         panel("Level of the curriculum", "", easier, [("level", "curriculum/level", 0)]),
@@ -110,7 +110,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             )
             for what, name in (("won", "win"), ("lost", "loss"))
         ),
-        per_agent("reward", "Reward", "", "mean of alpha x team + local_weight x local over all candidates", False),
+        per_agent("reward", "Reward", "", "mean over all candidates; in a tree alpha x team + local_weight x local", False),
         per_agent("team_reward", "Team part of the reward", "", "mean over all candidates, before alpha", False),
         per_agent("local_reward", "Local part of the reward", "", "mean over all candidates", False),
         per_policy("grad_norm", "Gradient norm", "", "before clipping"),

@@ -151,33 +151,53 @@ def read(folder: Path) -> Run:
     files = sorted((attempt, kind, part, path) for path, (kind, attempt, part) in known.items())
     run = Run()
     for _, attempt in groupby(files, key=lambda file: file[0]):
-        begun = False
-        episodes: dict[EpisodeKey, list[dict[str, Any]]] = {}
+        header, made = None, Run()
         for _, kind, _, path in attempt:
             for number, line in lines(path):
                 if number == 1:
-                    header = parse(line, _HEADER, "the first line of a record file", path, number)
-                    if header.format != FORMAT:
-                        raise FileError(f"{path}:1: format {header.format!r}, this version reads format {FORMAT}")
-                    if not begun:
-                        _supersede(run, header)
-                        begun = True
+                    found = _header(path, line)
+                    header = header or found
                 elif kind == METRICS:
                     row = parse(line, _METRICS, "a line of metrics", path, number)
-                    run.metrics.setdefault(row.step, {}).update(row.data)
+                    made.metrics.setdefault(row.step, {}).update(row.data)
                 else:
-                    made = parse(line, _EPISODES, "a recorded decision", path, number)
-                    key = (made.split, made.step, made.task, made.episode)
-                    episodes.setdefault(key, []).append(made.model_dump(exclude_unset=True))
-        run.episodes.update(episodes)
+                    decision = parse(line, _EPISODES, "a recorded decision", path, number)
+                    key = (decision.split, decision.step, decision.task, decision.episode)
+                    made.episodes.setdefault(key, []).append(decision.model_dump(exclude_unset=True))
+        if header is not None:
+            _add(run, made, header)
     for decisions in run.episodes.values():
         decisions.sort(key=lambda row: row["decision"])
     return run
 
 
-def _supersede(run: Run, header: _Header) -> None:
-    """Drops all steps after the one that an attempt resumes from."""
+def about(folder: Path) -> dict[str, Any]:
+    """Returns what the newest attempt's records say of the run; raises FileError or OSError."""
+    _, path = max((parts[1], path) for path, parts in record_files(folder).items())
+    found = next(iter(lines(path)), None)
+    return {} if found is None else _header(path, found[1]).about.model_dump(exclude_unset=True)
+
+
+def _header(path: Path, line: bytes) -> _Header:
+    header: _Header = parse(line, _HEADER, "the first line of a record file", path, 1)
+    if header.format != FORMAT:
+        raise FileError(f"{path}:1: format {header.format!r}, this version reads format {FORMAT}")
+    return header
+
+
+def _add(run: Run, made: Run, header: _Header) -> None:
+    """Adds an attempt. It supersedes the steps after the one that it resumed from, but not if it has trained nothing.
+
+    Such an attempt has validated a checkpoint, or ended early: it adds what is not there yet.
+    """
     last = header.from_step
-    run.about = header.about.model_dump(exclude_unset=True)
-    run.metrics = {step: row for step, row in run.metrics.items() if last > 0 and step <= last}
-    run.episodes = {key: rows for key, rows in run.episodes.items() if last > 0 and key[1] <= last}
+    if not run.about or any(step > last for step in made.metrics):
+        run.about = header.about.model_dump(exclude_unset=True)
+        run.metrics = {step: row for step, row in run.metrics.items() if 0 < last >= step}
+        run.episodes = {key: rows for key, rows in run.episodes.items() if 0 < last >= key[1]}
+        for step, row in made.metrics.items():
+            run.metrics.setdefault(step, {}).update(row)
+        run.episodes |= made.episodes
+    else:
+        run.metrics = made.metrics | run.metrics
+        run.episodes = made.episodes | run.episodes

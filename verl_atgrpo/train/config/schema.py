@@ -216,7 +216,7 @@ class RecordSettings(Section):
     """Recorded tasks of a step: those with the lowest numbers."""
     val_tasks: Annotated[int, Ge(0), Le(1_000_000)] = 4
     """Recorded tasks of a validation, likewise."""
-    max_megabytes: Annotated[float, Gt(0), Le(1_000_000)] = 64.0
+    max_megabytes: Annotated[float, Gt(0), Le(1000)] = 64.0
     """Disk space for episodes in MB; the oldest are deleted first."""
 
 

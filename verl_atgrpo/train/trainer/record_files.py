@@ -83,7 +83,7 @@ class RecordFiles:
             path = self._path(kind)
         with path.open("ab") as file:
             if file.tell() == 0:
-                file.write(json.dumps(self._header, ensure_ascii=False).encode() + b"\n")
+                file.write(json.dumps(self._header, ensure_ascii=False).encode(errors="replace") + b"\n")
             file.write(lines)
         if kind != METRICS:
             self._rotate()
