@@ -196,6 +196,17 @@ def test_of_several_answers_to_a_task_the_card_has_their_mean_by_data_set() -> N
     assert "| validation | step 4, hard/set: 25.0% solved |" in card("shared", 5, run).splitlines()
 
 
+def test_an_evaluation_that_was_ended_is_no_result(tmp_path: Path) -> None:
+    file = tmp_path / "killed.jsonl"
+    for task in (0, 3, 2, 1):
+        with ResultFile(file, {"environment": {"name": "walk"}}, {}) as results:
+            results.add(EpisodeRow(task, "", 0, 0, True, 1.0, {}, 1, 1, {}, None, 0.0))
+        if task in (3, 2):
+            with pytest.raises(ValueError, match=rf"killed.jsonl: {task - 1} tasks? before the last one have no episode"):
+                measured_by(file, Run())
+    assert measured_by(file, Run()).startswith("100.0% of 4 tasks solved")
+
+
 def test_nothing_is_exported_with_an_evaluation_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         cli.main(["export", str(checkpoint(tmp_path, "coder")), str(tmp_path / "out"), "--evaluation=none.jsonl"])

@@ -24,7 +24,8 @@ _TOKENS = "rollout/tokens"
 def measured_by(evaluation: Path, run: records.Run) -> str:
     """Returns what a result file of `verl-atgrpo eval` says of the models that it names.
 
-    Raises ValueError if it is of another environment than the run's, and as `results.read` and `figures.figures`.
+    Raises ValueError if it is of another environment than the run's, or was ended before all tasks were played, and as
+    `results.read` and `figures.figures`.
     """
     found = results.read(evaluation)
     played = (found.settings.get("environment") or {}).get("name")
@@ -32,7 +33,10 @@ def measured_by(evaluation: Path, run: records.Run) -> str:
     if trained and played not in trained:
         names = ", ".join(sorted(trained))
         raise ValueError(f"--evaluation {evaluation}: its tasks are of {played!r}, the run trained on {names}")
-    measured = figures.figures([*found.rows.values()])
+    measured, tasks = figures.figures([*found.rows.values()]), {key.task for key in found.rows}
+    if missing := max(tasks) + 1 - len(tasks):  # those that end first are the easier ones
+        unfinished = f"{counted(missing, 'task')} before the last one have no episode"
+        raise ValueError(f"--evaluation {evaluation}: {unfinished}; run eval again with the same command")
     success, interval = measured.success, f"{measured.success.low:.1%} to {measured.success.high:.1%}"
     sources = sorted({str(player.get("source")) for player in found.settings.get("players", {}).values()})
     said = f"{success.value:.1%} of {measured.tasks} tasks solved, 95% interval {interval}"
