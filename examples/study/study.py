@@ -154,7 +154,7 @@ def overrides_of(
         overrides.append("trainer.val_only=true")
     else:
         test_every = variant.test_every or game.test_every
-        overrides += [f"trainer.test_freq={test_every}", "trainer.total_training_steps=1000"]
+        overrides += [f"trainer.test_freq={test_every}", f"trainer.total_training_steps={variant.steps}"]
         overrides += [f"trainer.save_freq={test_every if variant.keep else -1}"]
     names = dict(zip(("first", "second"), trained, strict=False))
     # A group of roles is named by its agents, in the order of the environment.

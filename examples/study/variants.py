@@ -28,6 +28,8 @@ class Variant:
     """Whether to keep its models, which other variants need."""
     modules: str = ""
     """Modules of this folder that all processes import."""
+    steps: int = 1000
+    """Training steps at most, over which a learning rate that decays does so."""
 
 
 def _tasks(number: int, updates: int = 2) -> tuple[str, ...]:
@@ -258,6 +260,7 @@ _ADAPTER_EACH = (
     "{agent_1}: {base: smollm2, lora: {rank: 16, alpha: 32}}}",
 )
 _K_4 = "at_grpo.candidates=4"
+_COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
 # The tasks of a step are as many as in the tree: K whole episodes of a task have about as many candidates.
 WORDS: Mapping[str, Variant] = {
     "at_grpo": VARIANTS["at_grpo"],
@@ -280,6 +283,16 @@ WORDS: Mapping[str, Variant] = {
     "at_grpo_adapters": Variant("AT-GRPO, an adapter per role on one base", _ADAPTER_EACH, rate=10.0),
     "at_grpo_adapter": Variant("AT-GRPO, one adapter", (_ADAPTER,), rate=10.0),
     "at_grpo_adapter_entropy_0": Variant("AT-GRPO, one adapter, no entropy bonus", (_ADAPTER, _NO_BONUS), rate=10.0),
+    "at_grpo_adapter_cosine": Variant(
+        "AT-GRPO, one adapter, its rate decays to 0 in 20 steps", (_ADAPTER, _COSINE), 2.0, rate=10.0, steps=20
+    ),
+    "at_grpo_adapters_cosine": Variant(
+        "AT-GRPO, an adapter per role, their rate decays to 0 in 20 steps",
+        (*_ADAPTER_EACH, _COSINE),
+        2.0,
+        rate=10.0,
+        steps=20,
+    ),
     "at_grpo_adapters_k_4": Variant("AT-GRPO, an adapter per role, K = 4", (*_ADAPTER_EACH, _K_4), 0.5, rate=10.0),
     "at_grpo_adapter_k_4": Variant("AT-GRPO, one adapter, K = 4", (_ADAPTER, _K_4), 0.5, rate=10.0),
     "team_grpo_adapter": Variant(
