@@ -237,9 +237,6 @@ CRITIC: Mapping[str, Variant] = {
     "critic_lam_0": Variant("the same, lambda 0", _critic(lam=0), rate=5),
     "critic_no_hindsight": Variant("the same, without hindsight", _critic(hindsight="false"), rate=5),
     "critic_no_past": Variant("the same, of the last step alone", _critic(decay=0), rate=5),
-    "critic_tree": Variant("Q in the tree", (*_LORA, "at_grpo.critic={kind: value}", "at_grpo.selection=first", "at_grpo.estimator=dr_grpo"), rate=5),
-    "critic_tree_std": Variant("Q in the tree", (*_LORA, "at_grpo.critic={kind: value}", "at_grpo.selection=first", "at_grpo.group_filter=null"), rate=5),
-    "c3_critic": Variant("C3 with Q", (*_LORA, *_C3, "at_grpo.critic={kind: value, weight: 0.5}"), rate=5),
     "critic_random": Variant("the same, of random weights", _critic(kind="value"), rate=5, modules="random_critic"),
     "critic_likelihood": Variant("scores of a likelihood critic", _likelihood(1), rate=5),
     "critic_likelihood_half": Variant("the same, half of the reward", _likelihood(0.5), rate=5),
@@ -315,11 +312,6 @@ WORDS: Mapping[str, Variant] = {
     "critic": Variant(
         "team, outcome, scores of a value critic",
         (_ADAPTER, *_OF_OUTCOMES, "at_grpo.critic={kind: value}", _UNDIVIDED, _NO_BONUS, "at_grpo.group_filter=null"),
-        rate=10.0,
-    ),
-    "critic_tree": Variant(
-        "Q in the tree",
-        (_ADAPTER, "at_grpo.critic={kind: value}", "at_grpo.selection=first", "at_grpo.estimator=dr_grpo", _NO_BONUS, "at_grpo.group_filter=null"),
         rate=10.0,
     ),
     "dr_mas_adapter_entropy_0": Variant(

@@ -146,8 +146,6 @@ def critic_rows(
     hindsight: str,
     agents: Collection[str],
     longest: int,
-    tree: bool = False,
-    branch: bool = False,
 ) -> Iterator[Row]:
     """Yields a row for every trained decision of these agents, in an episode of one candidate each (`parallel`).
 
@@ -158,46 +156,38 @@ def critic_rows(
     """
     total = sum(len(decision.candidates) for decision in record.decisions)
     told_by = cache(lambda policy: hindsight_ids(tokenizers[policy], hindsight))
-    for place, (first, decision) in enumerate(_numbered(record)):
-        if not decision.trained or (decision.scope and not branch) or decision.agent not in agents:
+    for number, (first, decision) in enumerate(_numbered(record)):
+        if not decision.trained or decision.scope or decision.agent not in agents:
             continue
-        for number, candidate in enumerate(decision.candidates):
-            policy = critic or decision.policy
-            tokenizer, answer = tokenizers[policy], candidate.generation.token_ids
-            told, asked = told_by(policy), list[int]()
-            if critic is None:
-                question = QUESTION.format(agent=decision.agent, turn=decision.turn + 1)
-                asked = tokenizer.encode(question, add_special_tokens=False)
-                if tree:
-                    import os
-                    asked = list(answer) + (asked if os.environ.get("Q_ASK", "1") == "1" else [])
-                answer = [tokenizer.eos_token_id]
-            before = told[: longest - len(asked) - len(answer)]
-            room = longest - len(before) - len(asked) - len(answer)
-            shown = decision.prompt_ids[-room:] if room > 0 else []
-            tags = {
-                CRITIC: f"{uid}_{session}_{first + number}",
-                "cut": len(before) + len(shown) < len(told) + len(decision.prompt_ids),
-                "agent": decision.agent,
-                "turn": decision.turn,
-                "candidate": number,
-                "tree": tree,
-                "learned": branch or number == decision.committed,
-                "decision": f"{uid}_{session}_{first}",
-                "truth": candidate.reward,
-                "scope": "",
-                "policy": policy,
-                "temperature": 1.0,
-                "group": uid,
-                "episode": f"{uid}_{session}",
-                "order": decision.order,
-                "place": place,
-                "after": decision.after,
-                "episode_success": record.outcome.success,
-                "episode_reward": candidate.reward if branch else record.outcome.team_reward,
-            }
-            answered = Generation(list(answer), [], "")
-            yield Row(f"{uid}_{session}_{total + first + number}", uid, [*before, *shown, *asked], answered, 0.0, tags)
+        policy = critic or decision.policy
+        tokenizer, answer = tokenizers[policy], decision.candidates[0].generation.token_ids
+        told, asked = told_by(policy), list[int]()
+        if critic is None:
+            question = QUESTION.format(agent=decision.agent, turn=decision.turn + 1)
+            asked = tokenizer.encode(question, add_special_tokens=False)
+            answer = [tokenizer.eos_token_id]
+        before = told[: longest - len(asked) - len(answer)]
+        room = longest - len(before) - len(asked) - len(answer)
+        shown = decision.prompt_ids[-room:] if room > 0 else []
+        tags = {
+            CRITIC: f"{uid}_{session}_{first}",
+            "cut": len(before) + len(shown) < len(told) + len(decision.prompt_ids),
+            "agent": decision.agent,
+            "turn": decision.turn,
+            "candidate": 0,
+            "scope": "",
+            "policy": policy,
+            "temperature": 1.0,
+            "group": uid,
+            "episode": f"{uid}_{session}",
+            "order": decision.order,
+            "place": number,
+            "after": decision.after,
+            "episode_success": record.outcome.success,
+            "episode_reward": record.outcome.team_reward,
+        }
+        answered = Generation(list(answer), [], "")
+        yield Row(f"{uid}_{session}_{total + number}", uid, [*before, *shown, *asked], answered, 0.0, tags)
 
 
 SUBMISSION = "submission"

@@ -293,7 +293,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         agents = trained if critic.agents is None else critic.agents
         tokenizers = {name: chat.tokenizer for name, chat in self._chats.items()}
         of_episode = (prompt["uid"], session, record)
-        rows = list(episode_rows.critic_rows(*of_episode, critic.policy, tokenizers, hindsight, agents, longest, self._settings_of(prompt).scheme != 'parallel', self._settings_of(prompt).scheme == 'branch'))
+        rows = list(episode_rows.critic_rows(*of_episode, critic.policy, tokenizers, hindsight, agents, longest))
         if rows:
             fields, tags = self._fields(rows, 0, {}, prompt), [self._tags(row, 0, prompt) for row in rows]
             await queue.write([row.key for row in rows], fields, tags, "train")

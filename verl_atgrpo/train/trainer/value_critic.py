@@ -65,9 +65,7 @@ class ValueCritic:
         for group in dict.fromkeys(groups):
             mine = [number for number, other in enumerate(groups) if other == group]
             x, y, seen = torch.stack([states[number] for number in mine]), rewards[mine], self._seen.get(group)
-            learn = torch.tensor([batch.tags[number]["learned"] for number in mine])
-            new = Moments.of(x[learn], y[learn])
-            now = self._seen[group] = new if seen is None else seen.then(new, self._decay)
+            now = self._seen[group] = Moments.of(x, y) if seen is None else seen.then(Moments.of(x, y), self._decay)
             if seen is not None:
                 values[mine] = seen.values(x)
                 shares[:, mine] = now.shares(torch.stack([values[mine], y]))
@@ -85,12 +83,7 @@ class ValueCritic:
         metrics = {"rows": float(len(batch)), "cut_share": float(batch.column("cut").double().mean())}
         if scored:
             mine = batch.take(scored)
-            if mine.tags[0]["tree"]:
-                got = values[scored]
-                metrics |= _within(got, mine.tags)
-            else:
-                got = scores(values[scored], mine.tags, self._lam)
-            mine.tag(score=got.tolist(), end=ends[scored].tolist())
+            mine.tag(score=scores(values[scored], mine.tags, self._lam).tolist(), end=ends[scored].tolist())
             metrics |= agreement(predicted[scored], mine.tags, "end")
             metrics["brier"] = float((predicted[scored] - ends[scored]).square().mean())
         return metrics
@@ -129,24 +122,3 @@ class ValueCritic:
             logger.warning(
                 "the critic begins anew: the run was saved with critic.hindsight=%s", str(state["hindsight"]).lower()
             )
-
-
-def _within(values, tags):
-    from collections import defaultdict
-    groups = defaultdict(list)
-    for value, tag in zip(values.tolist(), tags):
-        groups[tag["decision"]].append((value, tag["truth"]))
-    xs, ys, right, pairs, spread = [], [], 0.0, 0, []
-    for pairs_of in groups.values():
-        mv = sum(v for v, _ in pairs_of) / len(pairs_of); mt = sum(t for _, t in pairs_of) / len(pairs_of)
-        xs += [v - mv for v, _ in pairs_of]; ys += [t - mt for _, t in pairs_of]
-        for i, (v, t) in enumerate(pairs_of):
-            for w, u in pairs_of[:i]:
-                if t != u:
-                    pairs += 1
-                    right += 1.0 if (v - w) * (t - u) > 0 else 0.5 if v == w else 0.0
-    x, y = torch.tensor(xs), torch.tensor(ys)
-    out = {"spread": float(x.std())}
-    if pairs: out |= {"group_pairs": right / pairs}
-    if x.std() > 0 and y.std() > 0: out["group_corr"] = float(torch.corrcoef(torch.stack([x, y]))[0, 1])
-    return out
