@@ -128,7 +128,8 @@ def run_tests(program: str, entry_point: str, given: str = "") -> None:
     """
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # `python -S` lacks them
     getattr(sys, "set_int_max_str_digits", id)(50_000)
-    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: the child cannot read its parent's memory
+    if ctypes.CDLL(None).prctl(4, 0):  # PR_SET_DUMPABLE: the child cannot read its parent's memory and files
+        raise OSError("the tests cannot be kept from the program")
     (child_reads, parent_writes), (parent_reads, child_writes) = os.pipe(), os.pipe()
 
     def serve() -> None:

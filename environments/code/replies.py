@@ -100,17 +100,33 @@ def _value(text: str, alone: bool) -> str | None:
 
 
 def is_example_input(given: str, expected: str, statement: str) -> bool:
-    """Returns whether a program's input is an example's, or one with something after it that changes no output."""
+    """Returns whether a program's input is an example's, one with something after it, or some cases of an example's.
+
+    What comes after it changes no output. An example of several cases begins with their number, and has a line of
+    output for each.
+    """
     words, results = _words(given), _words(expected)
-    for example, output in _labelled(statement):
+    for example, output, lines in _labelled(statement):
         if words == example or (words[: len(example)] == example and output[: len(results)] == results and example):
             return True
-    return len(words) >= _LONG and f" {' '.join(words)} " in f" {' '.join(_all_words(statement))} "
+        several = example[:1] == [str(lines)] and words[:1] == [str(_lines(expected))]
+        if several and _in_a_row(words[1:], example[1:]) and _in_a_row(results, output):
+            return True
+    return len(words) >= _LONG and _in_a_row(words, _all_words(statement))
 
 
 @functools.lru_cache(maxsize=256)
-def _labelled(statement: str) -> list[tuple[list[str], list[str]]]:
-    return [(_words(given), _words(result)) for given, result in _labelled_texts(statement)]
+def _labelled(statement: str) -> list[tuple[list[str], list[str], int]]:
+    """Returns the words of each example's input and output, and the number of the output's lines."""
+    return [(_words(given), _words(result), _lines(result)) for given, result in _labelled_texts(statement)]
+
+
+def _lines(text: str) -> int:
+    return sum(bool(_words(line)) for line in text.splitlines())
+
+
+def _in_a_row(words: list[str], of: list[str]) -> bool:
+    return f" {' '.join(words)} " in f" {' '.join(of)} "
 
 
 def _labelled_texts(statement: str) -> Iterator[tuple[str, str]]:
@@ -135,7 +151,8 @@ def _words(text: str) -> list[str]:
 def _word(text: str) -> str:
     """Returns a word without markup and case, a number in one form."""
     bare = unicodedata.normalize("NFKC", text).strip(_MARKUP).casefold()
-    bare = _GROUPED.sub("", bare)  # int() reads 1_0 as 10
+    # int() reads the digits of all scripts, and 1_0 as 10.
+    bare = _GROUPED.sub("", bare if bare.isascii() else "".join(str(unicodedata.decimal(one, one)) for one in bare))
     if len(bare) > 100 or NUMBER.fullmatch(bare) is None:
         return bare
     value = _CONTEXT.create_decimal(bare)

@@ -19,7 +19,10 @@ from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.running import runnable
 from verl_atgrpo.environments.common.workflow import Style, chat, once
 from verl_atgrpo.play.quoting import READ, quoted, shortened
-from verl_atgrpo.sandbox.runner import run_python
+from verl_atgrpo.sandbox.runner import Limits, run_python
+
+_LIMITS = Limits(wall_seconds=10.0)
+"""Of two seconds of CPU time: a score must not depend on what else the machine does."""
 
 
 class GameState(Protocol):
@@ -201,7 +204,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
         code = extract_python(text)
         if code is None:
             return Draft(text, None)
-        result = await run_python(runnable(code))
+        result = await run_python(runnable(code), limits=_LIMITS)
         answer = self.parse_printed(result.stdout) if result.ok else None
         return Draft(text, answer, result.printed.strip()[:500], result.ok)
 

@@ -63,7 +63,9 @@ class LimitedProcess:
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            waits = not select.select([process.stdout], [], [], WALL_SECONDS)[0]
+            poll = select.poll()  # select() knows no descriptor above 1,023
+            poll.register(process.stdout, select.POLLIN)
+            waits = not poll.poll(WALL_SECONDS * 1000)
             if waits:
                 process.kill()
             answer = process.stdout.readline()

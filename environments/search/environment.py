@@ -22,7 +22,7 @@ from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import after_thoughts
 from verl_atgrpo.environments.common.words import read_word
 from verl_atgrpo.environments.common.workflow import chat
-from verl_atgrpo.environments.search.answers import contains, exact, f1
+from verl_atgrpo.environments.search.answers import contains, exact, f1, normalised
 from verl_atgrpo.environments.search.corpus import (
     ASKED,
     CITIES,
@@ -289,7 +289,8 @@ class Search(SearchEnvironment):
             right = task.answers if city in named or (both and named) else (city,) if person in named else ()
             return Score(local=self.likeness(answer, right))
         named = contains_title(f"{task.text}\n{question}", task.supporting)
-        further = [title for title in task.supporting if title not in named]
+        # A title without words, such as !!!, would be an empty answer's.
+        further = [title for title in task.supporting if title not in named and normalised(title)]
         return Score(local=self.likeness(answer, (*task.answers, *further)))
 
 
@@ -327,10 +328,10 @@ class RoutedSearch(SearchEnvironment):
         return self.score_search(task.supporting, task.corpus, seen, after_thoughts(reply).strip())
 
     def enough(self, task: Question, found: Sequence[str]) -> bool:
-        """Returns whether what was found has the answer and all supporting documents."""
+        """Returns whether what was found has the answer and all supporting documents; nothing is never enough."""
         text = "\n".join(found)
         documents = [one for one in task.corpus.documents if one.title in task.supporting and _shown(one) in text]
-        return contains(text, task.answers) and {one.title for one in documents} == set(task.supporting)
+        return bool(found) and contains(text, task.answers) and {one.title for one in documents} == set(task.supporting)
 
     def prompt(self, task: Question, found: Sequence[str], ask: str) -> list[Message]:
         """Returns a prompt: the question, what was found, and the instruction."""

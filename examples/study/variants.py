@@ -260,6 +260,7 @@ _ADAPTER_EACH = (
     "{agent_1}: {base: smollm2, lora: {rank: 16, alpha: 32}}}",
 )
 _K_4 = "at_grpo.candidates=4"
+_FILTERED = "at_grpo.group_filter={}"
 _COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
 # The tasks of a step are as many as in the tree: K whole episodes of a task have about as many candidates.
 WORDS: Mapping[str, Variant] = {
@@ -286,12 +287,11 @@ WORDS: Mapping[str, Variant] = {
     "at_grpo_adapter_cosine": Variant(
         "AT-GRPO, one adapter, its rate decays to 0 in 20 steps", (_ADAPTER, _COSINE), 2.0, rate=10.0, steps=20
     ),
-    "at_grpo_adapters_cosine": Variant(
-        "AT-GRPO, an adapter per role, their rate decays to 0 in 20 steps",
-        (*_ADAPTER_EACH, _COSINE),
-        2.0,
-        rate=10.0,
-        steps=20,
+    "at_grpo_adapters_filtered": Variant(
+        "AT-GRPO, an adapter per role, no rows of groups without signal", (*_ADAPTER_EACH, _FILTERED), 1.4, rate=10.0
+    ),
+    "at_grpo_adapter_filtered": Variant(
+        "AT-GRPO, one adapter, no rows of groups without signal", (_ADAPTER, _FILTERED), 1.4, rate=10.0
     ),
     "at_grpo_adapters_k_4": Variant("AT-GRPO, an adapter per role, K = 4", (*_ADAPTER_EACH, _K_4), 0.5, rate=10.0),
     "at_grpo_adapter_k_4": Variant("AT-GRPO, one adapter, K = 4", (_ADAPTER, _K_4), 0.5, rate=10.0),

@@ -14,6 +14,7 @@ SAMPLES = "Add them.\n\nExamples\n\nInput\n\n3\n1 2.5 30\n\nOutput\n\n33.5\n\nIn
 ATCODER = "Sum.\n\nSample Input 1:\n\n4\n10 20 30 40\n\nSample Output 1:\n\n100\n\nThe sum of 10 to 40 is 100."
 APPS = "Double it.\n\n-----Sample Input-----\n7\n\n-----Sample Output-----\n14\n\nLong."
 CODECHEF = "Double it.\n\n-----Sample Input:-----\n7\n\n-----Sample Output:-----\n14\n\n-----Note:-----\nNone"
+CASES = "Add both.\n\nInput\n\n3\n1 2\n3 4\n5 6\n\nOutput\n\n3\n7\n11"
 PROSE = "Sum. For instance, the sum of 4 10 20 30 40 is 100 and nothing else."
 
 
@@ -48,6 +49,16 @@ PROSE = "Sum. For instance, the sum of 4 10 20 30 40 is 100 and nothing else."
         *((statement, "8", "16", False) for statement in (APPS, CODECHEF)),
         ("Input: 10\nOutput: 20", "1_0", "20", True),  # as int() reads them
         ("Input: 10\nOutput: 20", "\uff11\uff10", "20", True),
+        ("Input: 10\nOutput: 20", "\u0661\u0660", "20", True),  # Arabic digits, which int() reads, too
+        ("Input: 10\nOutput: 20", "\u0661\u0661", "22", False),
+        (CASES, "1\n3 4", "7", True),  # each of its cases is an example
+        (CASES, "2\n1 2\n3 4", "3\n7", True),
+        (CASES, "2\n3 4\n5 6", "7\n11", True),
+        (CASES, "1\n3 4", "8", False),
+        (CASES, "2\n1 2\n5 6", "3\n11", False),
+        (CASES, "1\n4 5", "9", False),
+        (CASES, "1\n2", "2", False),
+        (SAMPLES, "2\n2.5 30", "33.5", False),  # one sum, not a line for each
         (PROSE, "4\n10 20 30 40", "100", True),
         (PROSE, "4 10 20 30", "64", True),  # so many words of an input are no accident
         (PROSE, "4", "4", False),

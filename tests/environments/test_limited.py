@@ -96,7 +96,7 @@ def test_after_an_interrupt_no_answer_is_another_requests(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(limited.select, "select", interrupted)
+        patch.setattr(limited.select, "poll", interrupted)
         shared.ask({"do": "echo", "say": "first"})
     assert shared.ask({"do": "echo", "say": "second"}) == "second"
 

@@ -224,6 +224,17 @@ def test_what_a_worker_earns(says: list[str], scores: list[float]) -> None:
     )
 
 
+def test_nothing_that_was_said_or_found_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A title may have no word, and data no supporting facts."""
+    monkeypatch.setattr(Search, "generated", False)  # as with a data set
+    corpus = Corpus([Document("!!!", "A band."), Document("Faro", "A city.")])
+    banded = Question("Who?", ("Nic",), ("!!!", "Faro"), corpus)
+    assert Search().score_summary(banded, "Which band?", "").local == 0
+    assert Search().score_summary(banded, "Which band?", "Faro").local == 1
+    routed, asked = RoutedSearch(), Question("Is it?", ("yes",), (), corpus)
+    assert not routed.enough(asked, []) and routed.enough(asked, ["Faro: A city."])
+
+
 def test_deeply_nested_arguments_are_none() -> None:
     """verl's parser of gpt-oss hands them over as they were written."""
     assert argument('{"query": ' + "[" * 5000 + "]" * 5000 + "}", "query") is None

@@ -25,7 +25,7 @@ from waiting import HANG, until, wait_until
 
 from verl_atgrpo import EnvironmentConfigError, make
 from verl_atgrpo.environments.common import options
-from verl_atgrpo.sandbox import pool, removal, runner
+from verl_atgrpo.sandbox import launcher, pool, removal, runner
 from verl_atgrpo.sandbox.launcher import Request
 from verl_atgrpo.sandbox.pool import Pool
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, isolation, run_python
@@ -639,6 +639,26 @@ for level in "namespaces", "landlock+seccomp":
         for libraries in (), ("pip",):
             print(level, asyncio.run(runner.run_once(level, sys.argv[2], "", limits, libraries)).stdout.split())
 """
+TESTS = """
+from verl_atgrpo.environments.code.programs import Call, Problem, judge
+problem = Problem("", (Call((1,), "kumquat"),), "found")
+for level in runner.LEVELS:
+    if not runner.trial(level):
+        runner.isolation = lambda: level
+        print(level, *asyncio.run(judge(problem, sys.argv[1], problem.tests, runner.Limits(wall_seconds=60))).shown)
+"""
+FIND = """
+import os
+def read(name):
+    try:
+        with open(f"/proc/{os.getppid()}/{name}", "rb") as file:
+            return b"kum" b"quat" in file.read(1 << 16)
+    except OSError:
+        return False
+known = [name for name in ("fd/0", "mem", "environ", "maps", "stat", "cmdline") if read(name)]
+def found(_):
+    return known
+"""
 IMPORT = """
 try:
     print(len(open({!r} + "/__init__.py").read()) > 0)
@@ -686,6 +706,24 @@ def test_packages_of_the_systems_python_are_hidden_but_for_the_libraries() -> No
         level = without.partition(" ")[0]
         assert without == f"{level} {[hidden[level]]}"
         assert given.startswith(f"{level} ['True', ") and given.endswith("libraries/pip/__init__.py']")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root writes the maps of another process")
+def test_at_no_level_does_a_function_find_its_tests_in_the_process_that_has_them() -> None:
+    lines = said_in_container(1, TESTS, FIND).splitlines()
+    assert [line.rpartition(" ")[0] for line in lines] == [*runner.LEVELS] and len(lines) > 1
+    assert {line.rpartition(" ")[2] for line in lines} == {"[]"}
+
+
+def test_a_limit_on_tasks_leaves_room_for_what_its_user_runs_already() -> None:
+    """The kernel counts them below `namespaces`: a program that forks would fail beside a training."""
+    stop, before = threading.Event(), launcher._tasks_of(os.getuid())
+    threads = [threading.Thread(target=stop.wait) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    assert launcher._tasks_of(os.getuid()) >= before + 40  # others may end
+    stop.set()
+    assert launcher._tasks_of(os.getuid() + 12_345) == 0
 
 
 # ------------------------------------------------------------------ what a program leaves

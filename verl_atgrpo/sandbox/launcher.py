@@ -42,6 +42,8 @@ _NEW_CGROUP, _NEW_UTS, _NEW_TIME = 0x2000000, 0x4000000, 0x80
 _NOSUID_NODEV, _BIND, _BIND_REC, _PRIVATE_REC, _DETACH = 0x6, 0x1000, 0x5000, 0x44000, 2
 _SET_DEATH_SIGNAL, _SET_SECCOMP, _SET_SECUREBITS, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 22, 28, 36, 38
 _NO_ROOT = 0b11
+_MORE_TASKS = 1024
+"""Tasks that the job's user may start while a program runs."""
 """SECBIT_NOROOT, locked: a program of user 0 has no capabilities."""
 
 
@@ -233,6 +235,9 @@ def _start(request: Request, owner: socket.socket) -> int:
     elif namespaced:
         _enter_user_namespace(user)
         user = user._replace(tasks=user.tasks + 2)  # this namespace counts launcher and init too
+    else:
+        # The kernel counts all that this user runs, the training too, and what that starts in the meantime.
+        user = user._replace(tasks=user.tasks + _tasks_of(user.uid) + _MORE_TASKS)
     if namespaced:
         _check(_libc.unshare(_NEW_NET | _NEW_IPC | _NEW_PID))
     if request.cgroup:
@@ -250,6 +255,17 @@ def _start(request: Request, owner: socket.socket) -> int:
                 os._exit(_code_of(program, request.cpu_seconds))
         _execute_program(request, user, owner)
     return child
+
+
+def _tasks_of(uid: int) -> int:
+    """Returns the number of threads of all processes of a user."""
+    tasks = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):  # ended in the meantime
+                if entry.stat().st_uid == uid:
+                    tasks += len(os.listdir(f"{entry.path}/task"))
+    return tasks
 
 
 def _wait(child: int, signals: int, owner: socket.socket, cpu_seconds: int) -> int | None:
@@ -522,6 +538,7 @@ _ALLOWED_PRCTL = (
     *(1, 2),  # signal at its parent's death
     *(15, 16, 0x53564D41),  # names of threads and memory
     *(3, 21, 38, 39),  # asks; no new privileges
+    4,  # keeps others out of its memory and files
 )
 
 
