@@ -224,13 +224,14 @@ def test_what_a_worker_earns(says: list[str], scores: list[float]) -> None:
     )
 
 
-def test_nothing_that_was_said_or_found_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_was_said_or_found_is_an_answer() -> None:
     """A title may have no word, and data no supporting facts."""
-    monkeypatch.setattr(Search, "generated", False)  # as with a data set
     corpus = Corpus([Document("!!!", "A band."), Document("Faro", "A city.")])
     banded = Question("Who?", ("Nic",), ("!!!", "Faro"), corpus)
-    assert Search().score_summary(banded, "Which band?", "").local == 0
-    assert Search().score_summary(banded, "Which band?", "Faro").local == 1
+    search = Search()
+    search.generated = False
+    assert search.score_summary(banded, "Which band?", "").local == 0
+    assert search.score_summary(banded, "Which band?", "Faro").local == 1
     routed, asked = RoutedSearch(), Question("Is it?", ("yes",), (), corpus)
     assert not routed.enough(asked, []) and routed.enough(asked, ["Faro: A city."])
 
