@@ -124,6 +124,7 @@ SYMBOLS = _symbols(
     verl.workers.config.optimizer build_optimizer(parameters, config)
     verl.utils.tensordict_utils index_select_tensor_dict
     verl.workers.utils.losses no_padding_2_padding(tensor, data)
+    verl.utils.torch_functional logprobs_from_logits_v2(logits, labels)
     verl.trainer.ppo.v1.replay_buffer:ReplayBuffer __init__(poll_interval, sync_refill_failed_groups)
         _sync_metadata_from_transfer_queue sample(global_steps, partition_id, batch_size)
     verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync wait_for_sampleable(global_steps, partition_id, target_count)
@@ -164,7 +165,7 @@ CPU_SYMBOLS = _symbols(
     verl.plugin.platform:PlatformRegistry register
     verl.plugin.platform PlatformBase
     verl.utils.distributed initialize_global_process_group_ray(timeout_second, backend)
-    verl.utils.torch_functional logprobs_from_logits_v2(logits, labels) logprobs_from_logits_naive(logits, labels)
+    verl.utils.torch_functional logprobs_from_logits_naive(logits, labels)
     verl.workers.rollout.vllm_rollout.bucketed_weight_transfer BucketedWeightReceiver
     verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension update_weights_from_ipc
     """

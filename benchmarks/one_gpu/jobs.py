@@ -58,9 +58,10 @@ class Part:
 
 
 def startable(waiting: Iterable[Part], running: Sequence[Part], gigabytes: float, beside: int) -> list[Part]:
-    """Returns the parts to start now: those that run alone first, by priority, then as many as there is room for.
+    """Returns the parts to start now: as many as there is room for, the longest first, so that they end together.
 
-    Of those beside each other the longest start first, so that they end together.
+    Those that run alone come last, by priority: what they measure is time, and if they take longer than expected,
+    nothing else is left out.
 
     Args:
         waiting: by priority.
@@ -69,11 +70,11 @@ def startable(waiting: Iterable[Part], running: Sequence[Part], gigabytes: float
         beside: how many may run at once.
     """
     waiting = list(waiting)
-    alone = [part for part in waiting if part.alone]
-    if alone or any(part.alone for part in running):
-        return [] if running else alone[:1]
+    shared = [part for part in waiting if not part.alone]
+    if not shared or any(part.alone for part in running):
+        return [] if running else waiting[:1]
     started: list[Part] = []
-    for part in sorted(waiting, key=lambda part: -part.seconds):
+    for part in sorted(shared, key=lambda part: -part.seconds):
         there = [*running, *started]
         if len(there) < beside and sum(one.gigabytes for one in [*there, part]) <= gigabytes:
             started.append(part)

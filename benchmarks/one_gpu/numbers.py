@@ -39,6 +39,8 @@ def start() -> str:
 
         device, backend = "cpu", "gloo"
         cpu.activate()
+    else:
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # or it would compare what is not compiled
     torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
     return device
 

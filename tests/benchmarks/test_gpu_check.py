@@ -49,7 +49,9 @@ TIMED = Part("timed", "", 50, 70, alone=True)
         ([SHORT, BIG, LONG], [], 100, 2, [LONG, BIG]),
         ([SHORT, LONG], [], 80, 1, [LONG]),
         ([LONG], [SHORT, BIG], 200, 2, []),
-        ([SHORT, TIMED, LONG], [], 80, 3, [TIMED]),  # before those that may run beside others
+        ([SHORT, TIMED, LONG], [], 80, 3, [LONG, SHORT]),  # before those that run alone
+        ([TIMED, SHORT], [LONG], 80, 3, [SHORT]),
+        ([TIMED], [], 80, 3, [TIMED]),
         ([TIMED], [SHORT], 200, 3, []),
         ([SHORT], [TIMED], 200, 3, []),
     ],

@@ -12,11 +12,14 @@ pytest.importorskip("verl")
 
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils import torch_functional
 from verl.utils.tensordict_utils import index_select_tensor_dict, nested_tensor_from_tensor_list
 from verl.workers.utils import losses
 from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_atgrpo.train.engine import row_loops
+
+VERLS_LOG_PROBS = torch_functional.logprobs_from_logits_v2
 
 
 def batch(rows: int) -> Any:
@@ -103,6 +106,24 @@ def test_responses_and_their_gradients_are_those_that_verl_cuts_out(
         assert torch.equal(own, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7,), (2, 3), (1,)])
+def test_log_probs_and_their_gradients_are_those_that_verl_computes_row_by_row(
+    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_loops, "MOST", 30)  # three tokens at a time
+    drawn = torch.Generator().manual_seed(0)
+    labels = torch.randint(10, shape, generator=drawn)
+    values, found = 5 * torch.randn(*shape, 10, generator=drawn), []
+    for compute in (VERLS_LOG_PROBS, row_loops.log_probs):
+        logits = values.to(dtype).requires_grad_()
+        made = compute(logits, labels)
+        (made * torch.arange(made.numel()).view_as(made)).sum().backward()
+        found.append((made, logits.grad))
+    for expected, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, expected)
+
+
 def _fail(*_: Any) -> Any:
     raise AssertionError("verl's own is called")
 
@@ -110,9 +131,11 @@ def _fail(*_: Any) -> Any:
 def test_verls_functions_are_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tu, "index_select_tensor_dict", index_select_tensor_dict)
     monkeypatch.setattr(losses, "no_padding_2_padding", no_padding_2_padding)
-    row_loops.replace(tu, losses)
+    monkeypatch.setattr(torch_functional, "logprobs_from_logits_v2", torch_functional.logprobs_from_logits_v2)
+    row_loops.replace(tu, losses, torch_functional)
     mine = tu.index_select_tensor_dict, losses.no_padding_2_padding
-    row_loops.replace(tu, losses)
+    row_loops.replace(tu, losses, torch_functional)
+    assert torch_functional.logprobs_from_logits_v2 is row_loops.log_probs
     assert (tu.index_select_tensor_dict, losses.no_padding_2_padding) == mine
     assert index_select_tensor_dict not in mine and no_padding_2_padding not in mine
     (first, second) = tu.make_iterator(batch(4), mini_batch_size=2, epochs=1)

@@ -162,7 +162,7 @@ def push(exported: Mapping[str, Path], name: str) -> list[str]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-    api, pushed = HfApi(), []
+    api, pushed = HfApi(), list[str]()
     places = {name if len(exported) == 1 else f"{name}-{policy}": folder for policy, folder in exported.items()}
     for repository, folder in places.items():
         try:

@@ -1,9 +1,11 @@
-"""verl's loops over the rows of a batch, in a training worker, replaced by operations on all rows at once.
+"""verl's loops over the rows of a batch, in a training worker, replaced by operations on many at once.
 
 - `index_select_tensor_dict` takes every field apart into its rows, however few are selected: with n micro-batches n
   times all rows. For a tiny model that was three quarters of the log-probs' CPU time.
 - `no_padding_2_padding` cuts every row's response out of the model's output. On a GPU each row waits for the device
   several times, as the places to cut at lie there.
+- `logprobs_from_logits_v2`, which is used where flash-attn is missing, takes one row at a time, and without padding a
+  row is a token.
 """
 
 from __future__ import annotations
@@ -17,16 +19,18 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils.tensordict_utils import get_non_tensor_data
 
+from verl_atgrpo.train.engine.prefix_tree.forward import MOST
 from verl_atgrpo.train.rows.batch import slices
 
 Select = Callable[[TensorDict | None, Sequence[int] | Tensor], TensorDict | None]
 
 
-def replace(tensordict_utils: ModuleType, losses: ModuleType) -> None:
-    """Replaces both in this process, in verl's module with the first and in that which uses the second."""
+def replace(tensordict_utils: ModuleType, losses: ModuleType, torch_functional: ModuleType) -> None:
+    """Replaces them in this process, in verl's modules that use them."""
     for module, name, replaced in (
         (tensordict_utils, "index_select_tensor_dict", selecting),
         (losses, "no_padding_2_padding", padding_responses),
+        (torch_functional, "logprobs_from_logits_v2", lambda _: log_probs),
     ):
         original = getattr(module, name)
         if not hasattr(original, "replaces"):
@@ -83,3 +87,18 @@ def padding_responses(original: Pad) -> Pad:
         return found.where(inside, torch.zeros((), dtype=values.dtype, device=values.device))
 
     return pad
+
+
+def log_probs(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the log-probs of labels: (..., V), (...) -> (...), of as many tokens at a time as fit into memory."""
+    size = max(1, MOST // logits.shape[-1])
+    # `split` has one gradient of all parts, slices have one each.
+    parts = zip(torch.split(logits.flatten(0, -2), size), torch.split(labels.flatten(), size), strict=True)
+    return torch.cat([_log_probs(*part) for part in parts]).view(labels.shape)
+
+
+def _log_probs(logits: Tensor, labels: Tensor) -> Tensor:
+    if logits.dtype in (torch.float32, torch.float64):
+        return logits.gather(-1, labels[:, None])[:, 0] - logits.logsumexp(-1)
+    # The sum is unstable in halves, as verl says.
+    return logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]

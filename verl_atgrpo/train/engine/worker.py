@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
-from verl.utils import tensordict_utils
+from verl.utils import tensordict_utils, torch_functional
 from verl.utils.device import get_device_name, get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils import losses
@@ -42,7 +42,7 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
             os.environ.setdefault("VERL_ENGINE_VENDOR", VENDOR)
         elif os.environ.get("VERL_ENGINE_VENDOR") == VENDOR:
             del os.environ["VERL_ENGINE_VENDOR"]
-        row_loops.replace(tensordict_utils, losses)
+        row_loops.replace(tensordict_utils, losses, torch_functional)
         super().init_model()
         if self._shares and not self._prefix_tree:
             self.actor.engine.refusal = "at_grpo.prefix_tree=False"

@@ -75,6 +75,9 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
         if (head := self.module.get_output_embeddings()) is not None:
             head.register_forward_pre_hook(self._note_head_input)
         self.switch = twin.position_switch(self.module.config)
+        if self._implementation() == FLEX:
+            # All engines' dtypes, shapes and passes are one function's; past its limit it runs with a dense mask.
+            torch._dynamo.config.recompile_limit = 64
         self.refusal = self._refusal()
         if self.refusal is not None and self.rank == 0:
             self._warn_once(f"no prefix trees, every row runs with its whole prompt: {self.refusal}")
