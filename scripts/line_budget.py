@@ -24,7 +24,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/lab/evaluation": 1_540,
     "verl_atgrpo/play": 5_010,
     "verl_atgrpo/train/engine": 1_550,
-    "verl_atgrpo/lab/report": 730,
+    "verl_atgrpo/lab/report": 735,
     "verl_atgrpo/lab/template": 130,
     "verl_atgrpo/train/rollout": 925,
     "verl_atgrpo/train/rows": 510,
@@ -37,8 +37,8 @@ BUDGETS: dict[str, int] = {
     "benchmarks": 5_300,
     "examples": 1_980,
     "scripts": 1_150,
-    "tests": 48_930,
-    "docs": 30_230,
+    "tests": 48_950,
+    "docs": 30_240,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""

@@ -176,7 +176,9 @@ def test_records_that_cannot_be_read_do_not_keep_a_model_back(
 ) -> None:
     """The critic is left out all the same."""
     step = checkpoint(tmp_path, "player", "judge")
-    monkeypatch.setitem(recorded_run.ABOUT, "section", {"critic": {"policy": "judge"}, "environment": {"name": "walk"}})
+    monkeypatch.setitem(
+        recorded_run.ABOUT, "section", {"critic": {"policy": "judge"}, "environment": {"name": "walk"}}
+    )
     write_run(step.parent)
     if damage == "a line":
         path = step.parent / "record/metrics-0001-0000.jsonl"
@@ -202,7 +204,9 @@ def test_an_evaluation_that_was_ended_is_no_result(tmp_path: Path) -> None:
         with ResultFile(file, {"environment": {"name": "walk"}}, {}) as results:
             results.add(EpisodeRow(task, "", 0, 0, True, 1.0, {}, 1, 1, {}, None, 0.0))
         if task in (3, 2):
-            with pytest.raises(ValueError, match=rf"killed.jsonl: {task - 1} tasks? before the last one have no episode"):
+            with pytest.raises(
+                ValueError, match=rf"killed.jsonl: {task - 1} tasks? before the last one have no episode"
+            ):
                 measured_by(file, Run())
     assert measured_by(file, Run()).startswith("100.0% of 4 tasks solved")
 

@@ -73,7 +73,6 @@ class Setting:
         # vLLM's own measurement of free memory would count what the others take meanwhile.
         memory = ["actor_rollout_ref.rollout.gpu_memory_utilization=0.1"]
         memory.append("++actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=4294967296")
-        memory.append("actor_rollout_ref.rollout.enforce_eager=true")  # graphs are compiled at every start
         rate = [] if self.lr is None else [f"actor_rollout_ref.actor.optim.lr={self.lr}"]
         return [*self.machine(precision), *memory, *training_jobs.TRAIN_ONLY, *rate]
 

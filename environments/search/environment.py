@@ -331,7 +331,9 @@ class RoutedSearch(SearchEnvironment):
         """Returns whether what was found has the answer and all supporting documents; nothing is never enough."""
         text = "\n".join(found)
         documents = [one for one in task.corpus.documents if one.title in task.supporting and _shown(one) in text]
-        return bool(found) and contains(text, task.answers) and {one.title for one in documents} == set(task.supporting)
+        return (
+            bool(found) and contains(text, task.answers) and {one.title for one in documents} == set(task.supporting)
+        )
 
     def prompt(self, task: Question, found: Sequence[str], ask: str) -> list[Message]:
         """Returns a prompt: the question, what was found, and the instruction."""

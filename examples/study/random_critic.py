@@ -1,4 +1,4 @@
-"""Gives value critics random weights, for `VERL_USE_EXTERNAL_MODULES`: a direction that says nothing of the rewards."""
+"""Gives value critics random weights: a direction that says nothing of the rewards (`VERL_USE_EXTERNAL_MODULES`)."""
 
 import torch
 from torch import Tensor

@@ -78,7 +78,9 @@ def test_parts_of_a_mixture_that_are_not_scored_are_played_and_compared_as_they_
     mixture = ("~at_grpo.environment", parts, scored, "at_grpo.val_tasks=200", "at_grpo.estimator=dr_mas")
     checked(compose, *mixture, "at_grpo.parts={hard: {scheme: tree, estimator: at_grpo}}")
     tree = ("at_grpo.scheme=tree", "at_grpo.estimator=at_grpo", "at_grpo.parts={walk: {scheme: parallel}}")
-    with pytest.raises(ConfigError, match=r"^at_grpo\.parts\.hard\.scheme='tree': a critic learns from whole episodes"):
+    with pytest.raises(
+        ConfigError, match=r"^at_grpo\.parts\.hard\.scheme='tree': a critic learns from whole episodes"
+    ):
         checked(compose, *mixture[:2], *mixture[3:], "at_grpo.parts={hard: {scheme: tree, estimator: at_grpo}}")
     checked(compose, *mixture[:4], *tree)
     # Rows that are scored are compared with one another alone, whatever the estimator.
@@ -210,7 +212,10 @@ def test_policies_that_do_not_fit_are_refused(
             ["at_grpo.estimator={preset: gigpo, unit: row}"],
             r"^at_grpo\.estimator='gigpo' discounts an outcome in its step term, but a critic scores every row; use",
         ),
-        (["at_grpo.estimator=rae"], r"^at_grpo\.estimator\.decay: beside critic, scores are compared with what rewards"),
+        (
+            ["at_grpo.estimator=rae"],
+            r"^at_grpo\.estimator\.decay: beside critic, scores are compared with what rewards",
+        ),
         (["+at_grpo.critic.agents=[]"], r"^at_grpo\.critic\.agents=\[\]: "),
         (
             ["+at_grpo.critic.warmup=7", "trainer.total_training_steps=7"],

@@ -90,7 +90,11 @@ def test_an_attempt_that_trains_nothing_hides_nothing(step: int, tmp_path: Path)
     last = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5} if step else {0: -1, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5}
     assert metric(tmp_path, "x") == last
     shown = {key: rows[0]["candidates"][0]["text"] for key, rows in read(tmp_path).episodes.items()}
-    assert shown == {(TRAIN, 5, 7, 0): "old", (VAL, 2, 0, 0): "old", **({} if step == 2 else {(VAL, step, 0, 0): "new"})}
+    assert shown == {
+        (TRAIN, 5, 7, 0): "old",
+        (VAL, 2, 0, 0): "old",
+        **({} if step == 2 else {(VAL, step, 0, 0): "new"}),
+    }
     goes_on = files(tmp_path, from_step=5)
     goes_on.append(METRICS, [metrics_row(6, 0, {"x": 6})])
     assert metric(tmp_path, "x") == {**last, 6: 6}

@@ -8,6 +8,7 @@ import math
 import pytest
 from omegaconf import OmegaConf
 
+from verl_atgrpo import platform_choice
 from verl_atgrpo.train.serving.served_weights import ServedWeights, ServedWeightsError, computing_dtype
 
 
@@ -76,3 +77,10 @@ def test_in_float32_other_weights_end_the_run(figures: list[float]) -> None:
 def test_the_coarser_dtype_counts(precision: dict[str, object] | None, server: str, dtype: str) -> None:
     policy = OmegaConf.create({"actor": {"fsdp_config": {"mixed_precision": precision}}, "rollout": {"dtype": server}})
     assert computing_dtype(policy) == dtype
+
+
+def test_on_a_gpu_float32_ends_the_run_where_tf32_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    ServedWeights("planner", "float32").look(0.2, 1)
+    with pytest.raises(ServedWeightsError):
+        ServedWeights("planner", "float32").look(0.4, 1)

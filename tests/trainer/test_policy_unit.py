@@ -1001,7 +1001,7 @@ def test_scores_are_added_to_the_rewards_of_their_rows() -> None:
 
 @pytest.mark.parametrize("warm_up", [False, True])
 def test_rewards_are_not_compared_with_scores(warm_up: bool) -> None:
-    """An agent that acts inside scores has none: two episodes of a task, one solved, of each a solver's and a judge's."""
+    """An agent that acts inside scores has none. Two episodes, one solved: of each a solver's row and a judge's."""
     agents = ["solver", "judge"] * 2
     tags = [{"reward": reward, "group": "t", "policy": "p"} for reward in (1.0, 1.0, 0.0, 0.0)]
     for row, (tag, agent) in enumerate(zip(tags, agents, strict=True)):

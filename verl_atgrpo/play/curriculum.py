@@ -167,7 +167,7 @@ class LevelOrder:
             self._results = []
 
     def metrics(self) -> dict[str, float]:
-        """Returns the level, counted from 0, and the success by which it was chosen or kept, if there were episodes."""
+        """Returns the level, counted from 0, and the success by which it was chosen, if there were episodes."""
         success = {} if self._success is None else {"curriculum/success": self._success}
         return {"curriculum/level": float(self.level), **success}
 

@@ -246,7 +246,7 @@ class _Session:
         """Returns a refusal by a limit, after which the episode cannot go on as its team would."""
         self.limit = self.limit or (limit, why)
         self.over += 1
-        if self.over > MOST_REFUSALS:
+        if self.over > MOST_REFUSALS and self.over % MOST_REFUSALS == 1:  # again, but not in the midst of its end
             self.end(limit, f"{why}, and {self.over} requests came after that")
         return _Refused(status, why, code or limit)
 

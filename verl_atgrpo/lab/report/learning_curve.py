@@ -51,8 +51,9 @@ def read(metrics: Path) -> list[Point]:
     """Returns the validations of a run, in order, from a JSONL file or a folder of them.
 
     A resumed run writes a new file, whose steps replace those that the interrupted run did after its last checkpoint;
-    one that trained nothing, but validated a checkpoint, replaces none. Read line by line: a million lines take a quarter of a minute. Raises FileError if there are no validations, or a
-    line is no line of metrics; OSError if a file cannot be read.
+    one that trained nothing, but validated a checkpoint, replaces none. Read line by line: a million lines take a
+    quarter of a minute. Raises FileError if there are no validations, or a line is no line of metrics; OSError if a
+    file cannot be read.
     """
     files = sorted(metrics.glob("*.jsonl"), key=_natural) if metrics.is_dir() else [metrics]
     steps: dict[int, dict[str, float]] = {}
@@ -60,7 +61,9 @@ def read(metrics: Path) -> list[Point]:
         made: dict[int, dict[str, float]] = {}
         for number, line in lines(file):
             row = parse(line, _LINE, "a line of verl's metrics", file, number)
-            made.setdefault(row.step, {}).update({name: value for name, value in row.data.items() if value is not None})
+            made.setdefault(row.step, {}).update(
+                {name: value for name, value in row.data.items() if value is not None}
+            )
         if any(_SECONDS in known for known in made.values()):
             first = next(iter(made))
             # A resumed run may begin with a validation of the step that it resumes from.

@@ -110,7 +110,9 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             )
             for what, name in (("won", "win"), ("lost", "loss"))
         ),
-        per_agent("reward", "Reward", "", "mean over all candidates; in a tree alpha x team + local_weight x local", False),
+        per_agent(
+            "reward", "Reward", "", "mean over all candidates; in a tree alpha x team + local_weight x local", False
+        ),
         per_agent("team_reward", "Team part of the reward", "", "mean over all candidates, before alpha", False),
         per_agent("local_reward", "Local part of the reward", "", "mean over all candidates", False),
         per_policy("grad_norm", "Gradient norm", "", "before clipping"),

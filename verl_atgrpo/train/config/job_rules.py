@@ -240,7 +240,8 @@ def _of_scored(one: AtGrpoConfig, critic: CriticSettings) -> Iterator[str]:
     if critic.weight == 1 and one.episode_reward != "outcome":
         yield f"episode_reward={one.episode_reward!r} has no effect with critic.weight=1; lower that"
     if one.scheme != "parallel":
-        yield f"scheme={one.scheme!r}: a critic learns from whole episodes, of which here are parts; use scheme: parallel"
+        whole = "a critic learns from whole episodes, of which here are parts; use scheme: parallel"
+        yield f"scheme={one.scheme!r}: {whole}"
     specs, every = (one.spec, *one.spec.agents.values()), "but a critic scores every row; use estimator: dr_mas"
     if any(spec.unit != "row" for spec in specs):
         yield f"estimator={one.spec.name!r} has one reward for an episode, {every}"

@@ -109,7 +109,7 @@ class ValueCritic:
         return states
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps: the regressions' sums, their number of steps, and whether with hindsight."""
+        """Returns what a checkpoint keeps: the regressions' sums, of how many steps, and whether with hindsight."""
         seen = {group: tuple(vars(one).values()) for group, one in self._seen.items()}
         return {"seen": seen, "steps": self.steps, "hindsight": self._hindsight}
 
