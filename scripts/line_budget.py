@@ -38,7 +38,7 @@ BUDGETS: dict[str, int] = {
     "examples": 1_980,
     "scripts": 1_150,
     "tests": 48_950,
-    "docs": 30_240,
+    "docs": 30_245,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""

@@ -118,7 +118,8 @@ def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: flo
     # Rollout workers import `planner_alone`, too.
     paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics), "PYTHONPATH": paths}
-    environment["VERL_USE_EXTERNAL_MODULES"] = variant.modules
+    if variant.modules:
+        environment["VERL_USE_EXTERNAL_MODULES"] = variant.modules
     with (here / "train.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:

@@ -870,6 +870,9 @@ def test_a_value_critic_reads_with_the_base_and_learns_after_it_has_scored(make:
     for one in (again, other):
         one.restore(kept)
     assert again.steps == 2 and other.steps == 0, "its warm-up begins anew, too"
+    older = ValueCritic(settings, [policy.unit])
+    older.restore({name: value for name, value in kept.items() if name != "steps"})
+    assert older.steps == 0 and older.state()["seen"].keys() == again.state()["seen"].keys()
     last = float(seen.values(policy.start[[5]]))
     for one, expected in ((again, {"s3_0_0": pytest.approx(-last, abs=1e-6)}), (other, {})):
         third = asked(policy, 3, ("a0", 5, [77], False))

@@ -246,7 +246,7 @@ class _Session:
         """Returns a refusal by a limit, after which the episode cannot go on as its team would."""
         self.limit = self.limit or (limit, why)
         self.over += 1
-        if self.over > MOST_REFUSALS and self.over % MOST_REFUSALS == 1:  # again, but not in the midst of its end
+        if self.over > MOST_REFUSALS and self.over % MOST_REFUSALS == 1:  # again, if it is caught
             self.end(limit, f"{why}, and {self.over} requests came after that")
         return _Refused(status, why, code or limit)
 
@@ -492,8 +492,8 @@ async def serve(
         base_url = f"http://{shown}:{server.port}/v1"
         yield {agent: Endpoint(base_url, key, team.policy_name(agent)) for agent, key in keys.items()}
         if ended:
-            await asyncio.sleep(0)  # for a cancellation just as it ended by itself
-            raise asyncio.CancelledError  # which it has caught
+            await asyncio.sleep(0)  # a cancellation that is still due is raised here
+            raise asyncio.CancelledError  # or the block has caught it
     except asyncio.CancelledError:
         if not ended:
             raise

@@ -65,7 +65,8 @@ class ValueCritic:
         for group in dict.fromkeys(groups):
             mine = [number for number, other in enumerate(groups) if other == group]
             x, y, seen = torch.stack([states[number] for number in mine]), rewards[mine], self._seen.get(group)
-            now = self._seen[group] = Moments.of(x, y) if seen is None else seen.then(Moments.of(x, y), self._decay)
+            new = Moments.of(x, y)
+            now = self._seen[group] = new if seen is None else seen.then(new, self._decay)
             if seen is not None:
                 values[mine] = seen.values(x)
                 shares[:, mine] = now.shares(torch.stack([values[mine], y]))
@@ -116,7 +117,7 @@ class ValueCritic:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes what a checkpoint keeps; that of other prompts is of no use."""
         if state["hindsight"] == self._hindsight:
-            self.steps = state["steps"]
+            self.steps = state.get("steps", 0)  # an older version's checkpoint does not say
             self._seen = {group: Moments(*one) for group, one in state["seen"].items()}
         else:
             logger.warning(
